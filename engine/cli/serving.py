@@ -184,7 +184,7 @@ class Service:
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         if is_here("B"):
-            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(engine, *self.tools)
+            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(self.engine_thread, *self.tools)
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)

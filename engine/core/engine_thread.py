@@ -17,15 +17,16 @@ from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
 from engine.core.mailbox import EngineError, Mailbox, Post, Reader, error_text
+from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import NoRoomError, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.requests.request import Request
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SHORT_PROMPT = 1000  # characters or ids; tokenizing a shorter prompt costs less than a call in another thread
-COMPILING_THREADS = 2  # threads that compile what structured outputs must fit (Extension B)
+MAX_PREPARING = 32  # constraints that wait to be compiled (Extension B)
 FAIL_SECONDS = 1  # how long `fail` waits for the current step
 STOP_SECONDS = 30  # how long `stop` waits for the current step; a step that takes longer is taken to hang
 
@@ -36,8 +37,16 @@ class EngineThread:
     Use an EngineThread as an async context manager, or call `start` and `stop`.
     """
 
-    def __init__(self, engine: LLMEngine, name: str, aliases: Sequence[str] = ()) -> None:
-        """`name` is the model's name in users' requests, and `aliases` are further names of it."""
+    def __init__(
+        self,
+        engine: LLMEngine,
+        name: str,
+        aliases: Sequence[str] = (),
+        max_preparing: float = MAX_PREPARING,
+    ) -> None:
+        """`name` is the model's name in users' requests, and `aliases` are further names of it. At most
+        `max_preparing` pieces of work that requests need before they can be made wait (`preparing`).
+        """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -48,7 +57,7 @@ class EngineThread:
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
-        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "compile")
+        self.preparing = OneAtATime("constraints", max_preparing)
         engine.on_lost.append(self.fail)
 
     def start(self) -> None:
@@ -120,7 +129,8 @@ class EngineThread:
         """Check a request, and return an iterator over its outputs. The first `__anext__` queues the request.
 
         `options` are those of `LLMEngine.make_requests`. Raises ParameterError for a field or a prompt that
-        the engine refuses. The iterator raises EngineError if the request fails.
+        the engine refuses, and NoRoomError if work is to be done before (`LLMEngine.work_before`) and too
+        much waits. The iterator raises EngineError if the request fails.
         """
 
         def make() -> list[Request]:
@@ -128,13 +138,13 @@ class EngineThread:
 
         try:
             loop = asyncio.get_running_loop()
-            if params.structured_outputs is not None:
-                samples = await loop.run_in_executor(self._compiling, make)
-            elif len(prompt) <= SHORT_PROMPT:
+            for work in self.engine.work_before(params):
+                await self.preparing.call(work)
+            if len(prompt) <= SHORT_PROMPT:
                 samples = make()
             else:
                 samples = await loop.run_in_executor(self._tokenizing, make)
-        except ParameterError as error:
+        except (ParameterError, NoRoomError) as error:
             with suppress(EngineError):
                 self._command(self.engine.listeners.tell, "on_reject", request_id, error)
             raise

@@ -7,14 +7,26 @@ does not know what they do.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from engine.core.one_at_a_time import Work
+from engine.decoding.params import SamplingParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
 
 # A step that failed, and its error -> the requests that fail with it. The others of the step run again.
 Recover = Callable[[Step, Exception], list[Request]]
-# Called with the samples of a request that has passed all checks, before `make_requests` returns them.
-Prepare = Callable[[list[Request]], None]
+
+
+class Preparation(Protocol):
+    """What a capability does with a request before it is queued. Any thread may call its methods."""
+
+    def work_before(self, params: SamplingParams) -> Work | None:
+        """Work that `prepare` would do otherwise and that may take longer than a step; None if there is none."""
+
+    def prepare(self, samples: list[Request]) -> None:
+        """Add what the capability needs to the samples of a request that has passed all other checks. Raises
+        ParameterError if the request is refused.
+        """
 
 
 class Capability(Protocol):

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from engine.core.interfaces import Adapters, Capability, Prepare, Recover
+from engine.core.interfaces import Adapters, Capability, Preparation, Recover
 from engine.core.mailbox import error_text
+from engine.core.one_at_a_time import Work
 from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
 from engine.decoding.outputs import FinishReason, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -59,7 +60,7 @@ class LLMEngine:
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
         seed: int | None = None,
-        prepare: Sequence[Prepare] = (),
+        preparations: Sequence[Preparation] = (),
     ) -> None:
         """`supports` names the fields of SamplingParams, and the options of a request, that have an effect
         here; others are refused. `recover` says which requests fail with a step.
@@ -67,8 +68,7 @@ class LLMEngine:
         `max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
         called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. `prepare` may add to samples what a capability needs, in any thread, or raise ParameterError.
-        Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -81,7 +81,7 @@ class LLMEngine:
         self.listeners = Listeners() if listeners is None else listeners
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
-        self.prepare = tuple(prepare)
+        self.preparations = tuple(preparations)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
         self._seeds = None if seed is None else random.Random(seed)
         self._num_steps = 0  # steps that have landed or failed
@@ -140,9 +140,14 @@ class LLMEngine:
             cache_salt=cache_salt,
             trace_headers=trace_headers,
         )
-        for prepare in self.prepare:
-            prepare(samples)
+        for preparation in self.preparations:
+            preparation.prepare(samples)
         return samples
+
+    def work_before(self, params: SamplingParams) -> list[Work]:
+        """What may take longer than a step, and `make_requests` need not do if it is done before."""
+        works = (preparation.work_before(params) for preparation in self.preparations)
+        return [work for work in works if work is not None]
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options

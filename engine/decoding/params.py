@@ -54,6 +54,10 @@ class NotFoundError(ParameterError):
     """The field names an object that does not exist, or no longer exists: an adapter (Part 18)."""
 
 
+class NoRoomError(Exception):
+    """There is no room for a request now; later, the same request may be accepted."""
+
+
 def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     """Decorate a dataclass, so that an unknown field raises a TypeError that suggests a similar name."""
     names = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass

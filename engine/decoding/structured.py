@@ -2,9 +2,10 @@
 
 Promises that each record has exactly one constraint, of the right type and of bounded size. This module does
 not know which texts a constraint allows: Extension B compiles constraints, and gives them an effect. Names
-and meanings are those of vLLM's `StructuredOutputsParams`.
+and meanings are those of vLLM's `StructuredOutputsParams`, but for `prefix`, which is ours.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_REGEX_CHARACTERS = 1 << 13
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 1 << 16  # of all choices together
+MAX_PREFIX_CHARACTERS = 1 << 16
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character of UTF-16, which has no UTF-8
 
 
@@ -48,6 +50,9 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False  # no properties but those that the schema names
     whitespace_pattern: str | None = None  # a regular expression for what may stand between the parts
     structural_tag: str | None = None  # vLLM's; refused, see `__post_init__`
+    # The beginning of the text that must fit, if the prompt ends with it: the output continues it, and both
+    # together fit. None: the output is the whole text.
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
@@ -67,6 +72,7 @@ class StructuredOutputsParams:
         self._check_text("regex", MAX_REGEX_CHARACTERS)
         self._check_text("grammar", MAX_GRAMMAR_CHARACTERS)
         self._check_text("whitespace_pattern", MAX_REGEX_CHARACTERS)
+        self._check_text("prefix", MAX_PREFIX_CHARACTERS)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))  # the dataclass is frozen
         if self.json is not None:
@@ -101,6 +107,10 @@ class StructuredOutputsParams:
         _check_schema_length(text)
         _check_characters("json", json.dumps(schema, ensure_ascii=False))
         return text
+
+    def behind(self, prefix: str) -> "StructuredOutputsParams":
+        """The same constraint, for an output that continues a text. Raises StructureError, field `prefix`."""
+        return dataclasses.replace(self, prefix=prefix or None)
 
     def __repr__(self) -> str:
         """The class and the fields that are given."""

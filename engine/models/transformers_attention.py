@@ -46,11 +46,14 @@ class StepContext:
         self.attend: Attend | None = None  # None between two steps
         self.windows = windows  # [L]: how many tokens a layer sees; None: all
 
-    def attach(self, decoder: nn.Module) -> None:
-        """Give this object to every module of `decoder` that knows its layer's number."""
-        for module in decoder.modules():
-            if hasattr(module, "layer_idx"):
-                module.ruvon_step = self  # type: ignore[assignment]  # nn.Module declares tensors and modules
+
+def attach(decoder: nn.Module, step: Any) -> None:
+    """Give `step`, as `ruvon_step`, to every module of `decoder` that knows its layer's number. It is a
+    StepContext, or what the survey has in its place.
+    """
+    for module in decoder.modules():
+        if hasattr(module, "layer_idx"):
+            module.ruvon_step = step
 
 
 def attention(

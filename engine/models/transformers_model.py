@@ -20,7 +20,7 @@ from engine.models import transformers_survey
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
-from engine.models.transformers_attention import StepContext
+from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
 from engine.models.weights import Module, Place, refuse_not_finite
 
@@ -164,7 +164,7 @@ class Model(LanguageModel):
         self.__dict__["causal_lm"] = causal_lm
         # 2. Let the layers find the `attend` of a step.
         self.step = StepContext(config.windows)
-        self.step.attach(body)
+        attach(body, self.step)
         # 3. Wrap the linear layers, so that layers that replace them get rows on one axis.
         for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:

@@ -20,7 +20,7 @@ from engine.attention.extras import AttentionExtras, ExtrasAttend, attention_wit
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
-from engine.models.transformers_attention import StepContext, extras_of, needs_extras
+from engine.models.transformers_attention import attach, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
 NUM_TOKENS = 3  # of a sequence in a trial pass
@@ -42,22 +42,14 @@ class Call:
     needs_extras: bool  # whether the layer needs more of `attend` than q, k and v say
 
 
-class Surveyor(StepContext):
-    """Collects the calls of `survey_attention`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Call] = []
-
-
 def survey(decoder: nn.Module, num_layers: int) -> list[Call]:
     """What each layer hands to its attention: one call for each layer, in order. `decoder` is a decoder of
     transformers on the meta device, built with the attention NAME.
 
     Raises CheckpointError with the reason why our `attend` cannot serve this model.
     """
-    surveyor = Surveyor()
-    surveyor.attach(decoder)
+    calls: list[Call] = []  # to which `survey_attention` adds
+    attach(decoder, calls)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta")
     try:
         with torch.no_grad():
@@ -73,8 +65,8 @@ def survey(decoder: nn.Module, num_layers: int) -> list[Call]:
         raise
     except Exception as error:  # the library's code may raise any error
         raise CheckpointError(f"a trial pass failed ({_short(error)})") from None
-    _check_calls(surveyor.calls, num_layers)
-    return surveyor.calls
+    _check_calls(calls, num_layers)
+    return calls
 
 
 def _check_calls(calls: list[Call], num_layers: int) -> None:
@@ -171,7 +163,7 @@ def survey_attention(
         extras = extras_of(options, Dh, window)
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}") from None
-    module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
+    module.ruvon_step.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
 

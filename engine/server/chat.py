@@ -134,15 +134,26 @@ def chat_routes(
         @app.post("/chat/completions", response_model=None, responses=answers)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
-                # In a thread, because a long conversation takes long to render and to tokenize.
-                ids = await asyncio.to_thread(
-                    prompt_ids, body, tokenizer, config, template, chat_api.extension
-                )
-                return [ids]
+                return [await read_prompt(body, tokenizer, config, template, chat_api.extension)]
 
             return await complete(backend, request, body, prompts, chat_api)
 
     return extend
+
+
+async def read_prompt(
+    body: ChatRequest,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    extension: ChatExtension | None,
+) -> list[int]:
+    """As `prompt_ids`, in a thread, because a long conversation takes long to render and to tokenize. Before
+    that, `extension` checks the body's tools.
+    """
+    if extension is not None:
+        await extension.check(body)
+    return await asyncio.to_thread(prompt_ids, body, tokenizer, config, template, extension)
 
 
 def prompt_ids(

@@ -35,6 +35,7 @@ from engine.server.limits import (
 )
 from engine.server.neutral import neutral
 from engine.server.protocol import SamplingFields
+from engine.server.structured_fields import behind
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
@@ -241,4 +242,8 @@ class ChatRequest(SamplingFields):
         _, max_tokens = self.output_bound()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
-        return super()._sent_params() | given
+        params = super()._sent_params() | given
+        if self.continue_final_message and params["structured_outputs"] is not None:  # all of it must fit
+            content = self.messages[-1].plain()["content"]
+            params["structured_outputs"] = behind(params["structured_outputs"], content)
+        return params

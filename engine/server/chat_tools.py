@@ -165,6 +165,11 @@ class ChatExtension(Protocol):
     def messages(self, messages: Sequence["Message"], template: ChatTemplate) -> Sequence[Mapping[str, Any]]:
         """The messages as the template reads them. Raises RequestError for a call that is none."""
 
+    async def check(self, body: "ChatRequest") -> None:
+        """Raise RequestError for a schema that a required call cannot obey, and NoRoomError if too many wait
+        for such an answer.
+        """
+
     def tools(self, body: "ChatRequest") -> list[dict[str, Any]] | None:
         """The tools as the template reads them."""
 

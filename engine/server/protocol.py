@@ -85,8 +85,8 @@ class SamplingFields(Fields):
         None,
         neutral(
             False,
-            otherwise="beam search takes a whole engine, and a server has many users; LLM.beam_search of "
-            "Extension B does it offline: null or false is accepted",
+            otherwise="is not supported: beam search takes a whole engine, and a server has many users; "
+            "LLM.beam_search of Extension B does it offline. Null or false is accepted",
         ),
     ] = None
 

@@ -6,7 +6,6 @@ kept, so `store` is false in every answer, and no answer can be fetched, continu
 Shapes: https://platform.openai.com/docs/api-reference/responses
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -23,7 +22,7 @@ from engine.models.config import ModelConfig
 from engine.server import sse
 from engine.server.app import Extension, last_outputs, refuse_unknown
 from engine.server.backend import Backend, OutputStream
-from engine.server.chat import Chat, prompt_ids
+from engine.server.chat import Chat, read_prompt
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_tools import AnswerItems
 from engine.server.errors import RequestError, as_request_error
@@ -56,10 +55,7 @@ def responses_route(
                 try:
                     chat = body.chat(api.first_name.get(model, model))
                     params, options = api.params(chat), api.options(chat)
-                    # In a thread, because a long conversation takes long to render and to tokenize.
-                    ids = await asyncio.to_thread(
-                        prompt_ids, chat, tokenizer, config, template, api.extension
-                    )
+                    ids = await read_prompt(chat, tokenizer, config, template, api.extension)
                     items = api.extension.items(chat, ids) if api.extension else None
                     try:
                         stream = await backend.generate(ids, params, response_id, **options)

@@ -92,6 +92,17 @@ def structure_of(
         raise RequestError(400, _in_words_of(name, str(error)), name) from None
 
 
+def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
+    """What the rest of a message must fit, so that all of it fits `structure`. `message` is its beginning.
+    Raises RequestError if that is too long.
+    """
+    try:
+        return structure.behind(message)
+    except StructureError as error:
+        why = str(error).removeprefix(f"{ENGINES_NAME}.prefix")
+        raise RequestError(400, f"messages: the content that the output continues{why}", "messages") from None
+
+
 def as_sent(error: Exception, body: "SamplingFields") -> Exception:
     """The engine's error about what the output must fit, with the field's name as the client sent it. Other
     errors are returned unchanged. A constraint that no field of the body says is that of a required call.

@@ -3,7 +3,8 @@
 No module imports this one: engine/cli/serving.py finds it by its name.
 """
 
-from engine.core.llm_engine import LLMEngine
+from engine.core.engine_thread import EngineThread
+from engine.decoding.structured import StructuredOutputsParams
 from engine.server.reasoning import REASONING_PARSERS
 from engine.server.tool_parsers import TOOL_PARSERS
 from engine.server.tools import ChatTools
@@ -27,11 +28,18 @@ def check_flags(
 
 
 def chat_extension(
-    engine: LLMEngine,
+    thread: EngineThread,
     tool_call_parser: str | None,
     enable_auto_tool_choice: bool,
     reasoning_parser: str | None,
 ) -> ChatTools:
-    """The ChatExtension for a server of this engine. The other arguments are the flags'."""
-    (compile,) = (item.compile for item in engine.capabilities if isinstance(item, Structured))
+    """The ChatExtension for a server of this thread's engine. The other arguments are the flags'."""
+    engine = thread.engine
+    (structured,) = (item for item in engine.capabilities if isinstance(item, Structured))
+
+    async def compile(params: StructuredOutputsParams) -> None:
+        """In the thread in which requests compile. Raises ParameterError and NoRoomError."""
+        if work := structured.compiling(params):
+            await thread.preparing.call(work)
+
     return ChatTools(engine.tokenizer, compile, tool_call_parser, enable_auto_tool_choice, reasoning_parser)

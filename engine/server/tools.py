@@ -5,8 +5,9 @@ schema unless the answer is cut off. A call that the model is free to make is fo
 need not fit the schema, even with `strict`. Shapes: https://platform.openai.com/docs/guides/function-calling
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +38,13 @@ class ChatTools:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        compile: Callable[[StructuredOutputsParams], object],
+        compile: Callable[[StructuredOutputsParams], Awaitable[object]],
         tool_call_parser: str | None = None,
         enable_auto_tool_choice: bool = False,
         reasoning_parser: str | None = None,
     ) -> None:
-        """`compile` raises ParameterError for a schema that cannot be obeyed. The parsers are names of
-        TOOL_PARSERS and REASONING_PARSERS.
+        """`compile` raises ParameterError for a schema that cannot be obeyed, and NoRoomError. The parsers
+        are names of TOOL_PARSERS and REASONING_PARSERS.
         """
         self.tokenizer, self.compile = tokenizer, compile
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
@@ -114,24 +115,26 @@ class ChatTools:
             template_messages.append(template_message)
         return template_messages
 
-    def tools(self, body: ChatRequest) -> list[dict[str, Any]] | None:
-        """As in ChatExtension. Raises RequestError for a schema that a required call cannot obey. To compile
-        schemas takes a while, so this is not called in the event loop.
-        """
+    async def check(self, body: ChatRequest) -> None:
+        """As in ChatExtension."""
         choice = choice_of(body)
         for i, tool in enumerate(body.tools or ()):
             if choice == "required" or (
                 isinstance(choice, NamedTool) and tool.function.name == _name(choice)
             ):
-                self._check_schema(tool, i)
-        return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+                await self._check_schema(tool, i)
+                await asyncio.sleep(0)  # let other requests run between two schemas
 
-    def _check_schema(self, tool: Tool, i: int) -> None:
+    async def _check_schema(self, tool: Tool, i: int) -> None:
         try:
-            self.compile(_must_fit(schema_of_call(tool)))
+            await self.compile(_must_fit(schema_of_call(tool)))
         except ParameterError as error:
             why = str(error).removeprefix("structured_outputs.json").lstrip(": ")
             raise RequestError(400, f"tools[{i}].function.parameters: {why}", param="tools") from None
+
+    def tools(self, body: ChatRequest) -> list[dict[str, Any]] | None:
+        """As in ChatExtension."""
+        return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
 
     def choice_fields(
         self,

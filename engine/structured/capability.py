@@ -7,29 +7,37 @@ output has come is kept in its request's `Constraint`, which reads the output al
 when a request is preempted or a step fails.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from engine.decoding.params import ParameterError
+from engine.core.one_at_a_time import Work
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.structured import StructuredOutputsParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
 from engine.speculation.capability import drafts_of
+from engine.structured.compiler import Compiler
 from engine.structured.constraint import Constraint, both
-from engine.structured.matcher import Structure
 
 
 class Structured:
-    """A `Capability` of the engine, which must also get the method `prepare`, as `LLMEngine(prepare=)`."""
+    """A `Capability` of the engine, and its `Preparation`."""
 
-    def __init__(
-        self, compile: Callable[[StructuredOutputsParams], Structure], eos_ids: Sequence[int]
-    ) -> None:
-        """`compile` raises ParameterError for a constraint that is refused, and may be called in any thread.
-        `eos_ids` are the tokens that end an output.
-        """
-        self.compile, self._eos_ids = compile, tuple(eos_ids)
+    def __init__(self, compiler: Compiler, eos_ids: Sequence[int]) -> None:
+        """`eos_ids` are the tokens that end an output."""
+        self.compiler, self._eos_ids = compiler, tuple(eos_ids)
+
+    def work_before(self, params: SamplingParams) -> Work | None:
+        """To compile the request's constraint, if it has one that is not known."""
+        structure = params.structured_outputs
+        return self.compiling(structure) if isinstance(structure, StructuredOutputsParams) else None
+
+    def compiling(self, params: StructuredOutputsParams) -> Work | None:
+        """To compile a constraint; None if that is done."""
+        key = self.compiler.key(params)
+        return None if self.compiler.knows(key) else Work(key, partial(self.compiler.compile, params))
 
     def prepare(self, samples: list[Request]) -> None:
         """Give each of the n samples of one prompt its `Constraint`, if its parameters have one. Any thread
@@ -41,7 +49,7 @@ class Structured:
         if not self._eos_ids:
             message = "structured_outputs needs a token that ends an output, and this model has none"
             raise ParameterError("structured_outputs", message)
-        structure = self.compile(params)
+        structure = self.compiler.compile(params)
         for request in samples:
             request.constraint = Constraint(structure, self._eos_ids, request.output.token_ids)
 

@@ -1,8 +1,8 @@
 """Compiles the constraints of requests, and keeps the results for later requests. Extension B.
 
 Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema also the
-keyword and its place. Any thread may compile. A thread that compiles does not keep other threads waiting, and
-no step waits for it.
+keyword and its place. Any thread may compile, and several do at the same time: who serves many clients lets
+one compile after the other (engine/core/one_at_a_time.py).
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
@@ -20,7 +21,7 @@ from engine.structured import places
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.costs import why_costly
-from engine.structured.matcher import Structure, StructureFailed
+from engine.structured.matcher import Begun, Structure, StructureFailed
 from engine.structured.regex import RegexError, parse
 from engine.structured.stack import call_with_large_stack
 from engine.structured.vocabulary import Vocabulary
@@ -95,22 +96,56 @@ class Compiler:
 
         Raises ParameterError, which names the constraint's field, if the constraint cannot be compiled.
         """
-        params = self._with_config(params)
-        key = _cache_key(params)
+        key = self.key(params)
+        structure = self._cached(key)
+        if structure is None:
+            structure = self._compile_new(self._with_config(params))
+            with self._cache_lock:
+                self._cache[key] = structure
+                if len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
+        return structure
+
+    def key(self, params: StructuredOutputsParams) -> str:
+        """The same text for constraints with the same structure."""
+        return _cache_key(self._with_config(params))
+
+    def knows(self, key: str) -> bool:
+        """Whether the structure of constraints with this key is kept, so that `compile` takes no time."""
+        return self._cached(key) is not None
+
+    def _cached(self, key: str) -> Structure | None:
+        """The structure that is kept under this key, which is now the one that was used last."""
         with self._cache_lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
-                return self._cache[key]
+            return self._cache.get(key)
+
+    def _compile_new(self, params: StructuredOutputsParams) -> Structure:
+        """The structure of a constraint that is not kept. Raises as `compile` does."""
+        if params.prefix is not None:
+            return self._continuation(params.prefix, self.compile(replace(params, prefix=None)))
         self._set_up()
         if self._uses_guidance:
-            structure = call_with_large_stack(partial(self._compile_with_guidance, params))
-        else:
-            structure = self._compile_with_ruvon(params)
-        with self._cache_lock:
-            self._cache[key] = structure
-            if len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        return structure
+            return call_with_large_stack(partial(self._compile_with_guidance, params))
+        return self._compile_with_ruvon(params)
+
+    def _continuation(self, prefix: str, structure: Structure) -> Structure:
+        """The structure of what may follow a text in outputs of `structure`. In whatever tokens the text is
+        read, the same bytes lead to the same place. Raises ParameterError if no output begins with the text.
+        """
+        matcher, data = structure.start(), prefix.encode()
+        beginning = "the beginning that the output continues"
+        try:
+            token_ids = self._vocabulary.longest_tokens(data)
+            fitting = list(takewhile(matcher.advance, token_ids))
+        except (StructureFailed, ValueError) as error:
+            raise ParameterError(FIELD, f"{FIELD}: {beginning}: {error}") from None
+        if len(fitting) < len(token_ids):
+            num_bytes = sum(len(self._vocabulary.tokens[token_id]) for token_id in fitting)
+            rest = data[num_bytes:].decode(errors="replace")[:40]
+            raise ParameterError(FIELD, f"{FIELD}: {beginning} does not fit from {rest!r} on")
+        return Begun(matcher)
 
     def _set_up(self) -> None:
         """Make the vocabulary and the backend, if they are not made yet."""

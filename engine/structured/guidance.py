@@ -8,7 +8,6 @@ request alone fails.
 """
 
 import json
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import llguidance
 import numpy as np
 
 from engine.decoding.structured import StructuredOutputsParams
-from engine.structured.matcher import Mask, StructureFailed
+from engine.structured.matcher import Begun, Mask, StructureFailed
 from engine.structured.places import map_schemas
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
@@ -53,28 +52,20 @@ class _LibraryTokenizer:
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens with exactly the text's bytes: those of the tokenizer, if they have these bytes, and
+    def __call__(self, data: bytes) -> list[int]:
+        """Tokens with exactly these bytes of a text: those of the tokenizer, if they have these bytes, and
         otherwise the longest token at each place.
+
 
         The tokenizer's tokens may have other bytes. A SentencePiece tokenizer puts a space before a text, and
         any tokenizer reads the name of a special token as that token, which stands for no text.
         """
-        data = text.encode() if isinstance(text, str) else text
         token_bytes = self._vocabulary.tokens
-        try:
-            token_ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
-        except ValueError:  # `data` is no text, since it begins or ends inside of a character
-            token_ids = []
+        token_ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
         is_text = all(token_id in token_bytes for token_id in token_ids)
         if is_text and b"".join(token_bytes[token_id] for token_id in token_ids) == data:
             return token_ids
-        token_ids = []
-        while data:
-            longest = self._vocabulary.prefixes_of(data)[-1]
-            token_ids.append(longest)
-            data = data.removeprefix(token_bytes[longest])
-        return token_ids
+        return self._vocabulary.longest_tokens(data)
 
 
 class Guidance:
@@ -86,17 +77,17 @@ class Guidance:
         self._eos_ids = set(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(wrapped, eos_token=list(eos_ids))
 
-    def compile(self, grammar: str) -> "GuidanceStructure":
+    def compile(self, grammar: str) -> Begun:
         """The structure of a grammar, as one of the functions below makes it. Raises RefusedByGuidance."""
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        structure = GuidanceStructure(matcher, self._tokenizer.vocab_size)
+        structure = Begun(GuidanceMatcher(matcher, -(-self._tokenizer.vocab_size // 32)))
         if not matcher.is_error():
             self._try(structure)
         if matcher.is_error():
             raise RefusedByGuidance(_short(matcher.get_error()))
         return structure
 
-    def _try(self, structure: "GuidanceStructure") -> None:
+    def _try(self, structure: Begun) -> None:
         """Compute two masks: a grammar that exceeds a limit mostly does so in one of the first masks. Raises
         RefusedByGuidance, also if no text fits.
         """
@@ -110,20 +101,6 @@ class Guidance:
                 trial.allowed()
         except StructureFailed as error:
             raise RefusedByGuidance(str(error)) from None
-
-
-class GuidanceStructure:
-    """A `Structure`: a grammar that llguidance has compiled."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
-        """`matcher`: of an output without tokens."""
-        self._matcher = matcher
-        self._num_words = -(-vocab_size // 32)  # of a mask, rounded up
-        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
-
-    def start(self) -> "GuidanceMatcher":
-        with self._lock:
-            return GuidanceMatcher(self._matcher.deep_copy(), self._num_words)
 
 
 class GuidanceMatcher:
@@ -150,6 +127,9 @@ class GuidanceMatcher:
         if count:
             self._matcher.rollback(count)
             self._raise_error()
+
+    def copy(self) -> "GuidanceMatcher":
+        return GuidanceMatcher(self._matcher.deep_copy(), self._num_words)
 
     def _raise_error(self) -> None:
         """Raise StructureFailed if llguidance has reported an error."""

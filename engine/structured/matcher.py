@@ -6,7 +6,8 @@ next. Neither knows requests, steps, or the tokens that end an output: constrain
 are in choice.py and automaton.py; llguidance makes others (guidance.py).
 """
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -38,12 +39,28 @@ class Matcher(Protocol):
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
 
+    def copy(self) -> "Matcher":
+        """Another matcher at the same place. Tokens so far cannot be taken back from it."""
+
 
 class Structure(Protocol):
     """A constraint, compiled for one vocabulary. Any thread may use it."""
 
     def start(self) -> Matcher:
         """A new matcher, for an output without tokens."""
+
+
+class Begun:
+    """A structure whose outputs begin where a matcher stands."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        """`matcher` is not used elsewhere from now on."""
+        self._matcher = matcher
+        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
+
+    def start(self) -> Matcher:
+        with self._lock:
+            return self._matcher.copy()
 
 
 class Automaton(Protocol[State]):
@@ -66,8 +83,8 @@ class Automaton(Protocol[State]):
 class StateMatcher(Generic[State]):
     """The `Matcher` of an `Automaton`. It keeps all states so far, so that tokens can be taken back."""
 
-    def __init__(self, automaton: Automaton[State]) -> None:
-        self._automaton, self._states = automaton, [automaton.first]
+    def __init__(self, automaton: Automaton[State], states: Sequence[State] = ()) -> None:
+        self._automaton, self._states = automaton, list(states) or [automaton.first]
 
     def allowed(self) -> Mask:
         return self._automaton.allowed(self._states[-1]).copy()
@@ -85,3 +102,6 @@ class StateMatcher(Generic[State]):
     def rollback(self, count: int) -> None:
         if count:  # [-0:] would be the whole list
             del self._states[-count:]
+
+    def copy(self) -> "StateMatcher[State]":
+        return StateMatcher(self._automaton, self._states[-1:])

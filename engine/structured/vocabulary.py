@@ -67,3 +67,17 @@ class Vocabulary:
         for length in range(1, min(len(text), self.max_bytes) + 1):
             token_ids += self.ids.get(text[:length], [])
         return token_ids
+
+    def longest_tokens(self, text: bytes) -> list[int]:
+        """The ids of tokens with these bytes, the longest at each place. Raises ValueError where no token
+        begins.
+        """
+        token_ids: list[int] = []
+        place = 0
+        while place < len(text):
+            candidates = self.prefixes_of(text[place : place + self.max_bytes])
+            if not candidates:
+                raise ValueError(f"no token begins with the byte {text[place]:#04x}")
+            token_ids.append(candidates[-1])
+            place += len(self.tokens[candidates[-1]])
+        return token_ids

@@ -14,6 +14,7 @@ that were loaded (`gc.freeze`). `LLM` uses `rare_collections` during a call. A p
 wrap its event loop in `rare_collections()`.
 """
 
+import math
 from collections.abc import AsyncIterator, Mapping
 
 from engine.core.engine_thread import EngineThread
@@ -40,7 +41,7 @@ class AsyncLLMEngine:
         """
         self.args, self.engine = args, build_engine(args)
         load_adapters_on_demand(self.engine)
-        self._thread = EngineThread(self.engine, str(args.model))
+        self._thread = EngineThread(self.engine, str(args.model), max_preparing=math.inf)
         self._thread.start()
 
     @classmethod

@@ -114,7 +114,7 @@ def _compose(
         seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
-        prepare=[extension.prepare for extension in extensions],
+        preparations=[extension.preparation for extension in extensions],
     )
     executor.on_lost(engine.lose)
     engine.on_shutdown.append(watchers.close)

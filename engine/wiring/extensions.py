@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine.core.interfaces import Capability, Prepare
+    from engine.core.interfaces import Capability, Preparation
 
 # letter -> slug, as in its part.toml
 EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}
@@ -24,7 +24,7 @@ class Contribution(NamedTuple):
     """What an extension adds to an engine, beside its options."""
 
     capability: "Capability"  # the engine calls it around each step
-    prepare: "Prepare"  # the engine calls it for each new request
+    preparation: "Preparation"  # the engine calls it for each new request
     supports: frozenset[str]  # fields of SamplingParams that have an effect with this extension
 
 

@@ -6,6 +6,7 @@
 All prompts of a call run together, by continuous batching. `EngineArgs` has the other options.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -19,6 +20,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.chat_template import ChatError, chat_prompt
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.structured import StructureError
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
 from engine.telemetry.metrics import EngineMetrics
@@ -126,8 +128,9 @@ class LLM:
         `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
         `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
         `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
-        message. `tools` are JSON objects as in OpenAI's chat API, for a template that tells of tools; they
-        come with Extension B. The other arguments are those of `generate`.
+        message; what the output must fit (`structured_outputs`), all of that message must fit. `tools` are
+        JSON objects as in OpenAI's chat API, for a template that tells of tools; they come with Extension B.
+        The other arguments are those of `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
@@ -140,7 +143,9 @@ class LLM:
         parsed = []
         conversations = read_conversations(messages)
         params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
-        for conversation, params in zip(conversations, params_of_each, strict=True):
+        for i, (conversation, params) in enumerate(zip(conversations, params_of_each, strict=True)):
+            if continue_final_message and params and params.structured_outputs:
+                params_of_each[i] = _continuing(params, conversation[-1]["content"])
             truncate = params.truncate_prompt_tokens if params else None
             try:
                 text, ids = chat_prompt(
@@ -319,6 +324,16 @@ class LLM:
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
             self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
+
+
+def _continuing(params: SamplingParams, beginning: str) -> SamplingParams:
+    """The parameters for the rest of a text that must fit. Raises ParameterError if it is too long."""
+    assert params.structured_outputs is not None
+    try:
+        structure = params.structured_outputs.behind(beginning)
+    except StructureError as error:
+        raise ParameterError("messages", f"messages: the content that is to be continued: {error}") from None
+    return dataclasses.replace(params, structured_outputs=structure)
 
 
 def _set_priorities(parsed: list[ParsedPrompt], priority: Sequence[int] | None) -> None:

@@ -17,5 +17,5 @@ def contribution(devices: Devices) -> Contribution:
     """
     config = StructuredOutputsConfig.from_dict(devices.args.structured_outputs_config or {})
     eos_ids = with_eos_tokens(devices.config, devices.args).eos_token_ids
-    structured = Structured(Compiler(devices.tokenizer, eos_ids, config).compile, eos_ids)
-    return Contribution(structured, structured.prepare, frozenset({"structured_outputs"}))
+    structured = Structured(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
+    return Contribution(structured, structured, frozenset({"structured_outputs"}))
