@@ -27,6 +27,7 @@ from parts.warm import Failure, Warm
 PER_EXERCISE = 4  # at least
 LINES = 20  # of a failure, at most
 SECONDS = 120  # for a wrong solution that does not end
+SECONDS_UNWRITTEN = 600  # for several files of other exercises, on a busy machine
 UP_TO_THE_FIRST = ("-x", "-q", "--tb=short")  # options of pytest
 
 
@@ -146,7 +147,7 @@ def _calling(
     source = (tree / exercise.path).read_text(encoding="utf-8")
     unwritten = stub(source, {exercise.name: part.announcement(exercise)}, exercise.path)
     with _written(tree, exercise.path, unwritten):
-        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS)
+        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN)
     failed = {failure.path for failure in run.failures}
     return files if run.problem else tuple(file for file in files if file in failed)
 

@@ -39,6 +39,7 @@ def test_each_exercise_has_its_mistakes(part):
     load_mistakes(ROOT, part)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("part", "mistake"), known())
 def test_the_mistake_is_rejected_in_its_words(warm, trees, part, mistake):
     verdict = judge(warm, trees(part, solved=True), part, mistake)
