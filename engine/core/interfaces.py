@@ -21,7 +21,7 @@ class Preparation(Protocol):
     """What a capability does with a request before it is queued. Any thread may call its methods."""
 
     def work_before(self, params: SamplingParams) -> Work | None:
-        """Work that `prepare` would do otherwise and that may take longer than a step; None if there is none."""
+        """Work that `prepare` would do otherwise, and that may take longer than a step; or None."""
 
     def prepare(self, samples: list[Request]) -> None:
         """Add what the capability needs to the samples of a request that has passed all other checks. Raises
