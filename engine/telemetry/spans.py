@@ -89,7 +89,9 @@ class Spans(Listener):
         return int((seconds + self._epoch) * 1e9)
 
     def close(self) -> None:
-        """Send what is left; the process's end does it, too. Waits for the collector, but not for ever."""
+        """Send what is left; the process's end does it, too. A collector that does not answer is waited for:
+        OTEL_EXPORTER_OTLP_TRACES_TIMEOUT says how many seconds, by default 10.
+        """
         self._provider.shutdown()
 
 

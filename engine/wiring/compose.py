@@ -7,7 +7,6 @@ and adapters.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,13 +48,16 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     """
     recording = _open_recording(args.record) if args.record is not None else None
     watchers = Watchers(args)
-    with ExitStack() as opened:  # is closed if anything fails from here on
-        opened.callback(watchers.close)
+    try:
         devices = load_devices(args)
-        opened.callback(devices.executor.shutdown)
-        engine = _compose(devices, recording, listeners, watchers)
-        opened.pop_all()
-    return engine
+        try:
+            return _compose(devices, recording, listeners, watchers)
+        except BaseException:
+            devices.executor.shutdown()
+            raise
+    except BaseException:
+        watchers.close()
+        raise
 
 
 def _compose(

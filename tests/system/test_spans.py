@@ -1,5 +1,6 @@
 """`--otlp-traces-endpoint URL`: a span for each request, under vLLM's names, in the client's own trace."""
 
+import asyncio
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine import LLM, EngineArgs, SamplingParams
+from engine import LLM, AsyncLLMEngine, EngineArgs, SamplingParams
 from engine.cli.serving import Service
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import ModelRunner
@@ -126,6 +127,20 @@ def test_a_client_without_a_trace_of_its_own_gets_a_new_one(client, exported, he
     spans = exported.get_finished_spans()
     assert [span.parent for span in spans] == [None, None]
     assert len({span.context.trace_id for span in spans}) == 2
+
+
+def test_a_program_names_the_trace_of_its_request_as_in_vllm(exported):
+    async def run():
+        engine = AsyncLLMEngine(EngineArgs(model="storyteller-draft", otlp_traces_endpoint="http://x"))
+        try:
+            outputs = engine.generate("Hi", SamplingParams(max_tokens=2), "a", trace_headers=PARENT)
+            assert [output async for output in outputs][-1].finished
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+    (span,) = exported.get_finished_spans()
+    assert f"{span.parent.span_id:016x}" == SPAN
 
 
 def test_one_requests_trace_is_not_the_nexts(client, exported):
