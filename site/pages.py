@@ -18,11 +18,13 @@ SHORTEST = 60  # characters of a paragraph that describes a page
 
 
 def setup(app) -> dict[str, bool]:
-    app.connect("html-page-context", add)
+    app.connect("html-page-context", add, priority=900)  # after the theme, whose navigation it mends
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def add(app, page: str, template: str, context: dict, doctree) -> None:
+    tree = context.get("furo_navigation_tree", "")  # its captions are headings of no level
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
     road = sorted(name for name in app.env.found_docs if ROAD.match(name))
     for way, name in neighbours(page, road).items():
         title = app.env.titles[name].astext() if name else ""

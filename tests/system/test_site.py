@@ -15,8 +15,6 @@ from engine.telemetry.metric_names import COUNTERS
 from parts.manifest import load_parts
 from tests.system.test_accessibility import VIEWS, findings
 from tests.system.tools import browser, needed  # noqa: F401
-from tools.build_site import whole_links
-from tools.site_pages import landing, section
 
 ROOT = Path(__file__).resolve().parents[2]
 LANDED = [part for part in load_parts(ROOT) if part.landed]
@@ -156,53 +154,3 @@ def test_figures_follow_the_dark_and_terminals_are_dark_already(site, browser): 
                 f"{picture}, {scheme}"
             )
         page.close()
-
-
-def test_the_first_page_is_readmes_first_sentence_and_paths_with_a_card_for_each_part():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = landing(readme, LANDED)
-    assert section(readme, "ruvon").partition("\n")[0] in text
-    assert text.count('<a class="card"') == len(LANDED)
-    assert len(re.sub(r"<[^>]+>|\(.*?\)", " ", text).split()) < 1200, "it is short; README is not"
-    with pytest.raises(ValueError, match="no heading 'No such'"):
-        section(readme, "No such")
-
-
-def test_the_page_for_what_is_not_there_finds_its_style_from_anywhere(tmp_path):
-    page = tmp_path / "404.html"
-    page.write_text("<html><head><title>404</title></head></html>")
-    whole_links(page, "https://owner.example/ruvon/")
-    assert '<head><base href="/ruvon/">' in page.read_text()
-
-
-@pytest.fixture
-def published(monkeypatch):
-    """site/pages.py, where the site and the repository have addresses."""
-    monkeypatch.setenv("RUVON_SITE", "https://owner.example/ruvon/")
-    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/ruvon")
-    monkeypatch.delenv("GITHUB_SERVER_URL", raising=False)
-    needed("docutils", importlib.util.find_spec("docutils"), "pip install 'ruvon[site]'")
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "site" / "pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("page", "link"),
-    [
-        ("articles/03_kv_cache", "edit/main/articles/03_kv_cache.md"),
-        ("notebooks/03_kv_cache", "edit/main/notebooks/03_kv_cache.ipynb"),
-        ("source/engine/core/ahead.py", "blob/main/engine/core/ahead.py"),
-        ("readme", "edit/main/README.md"),
-        ("search", ""),
-    ],
-)
-def test_a_page_leads_to_the_file_that_has_its_text(published, page, link):
-    assert published.edit_link(page) == (link and f"https://github.com/owner/ruvon/{link}")
-
-
-def test_a_preview_has_a_picture_where_the_site_has_an_address(published):
-    tags = published.tags("index", 'a "title"', "what it is")
-    assert 'property="og:image" content="https://owner.example/ruvon/_static/card.png"' in tags
-    assert 'content="a &quot;title&quot;"' in tags
