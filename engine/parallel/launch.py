@@ -60,7 +60,7 @@ class Workers:
         self._on_lost: list[Callable[[RankLost], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self._stopping, self._lock = False, threading.Lock()
-        self._ended = threading.Event()  # set when a process has ended by itself
+        self._is_lost = threading.Event()  # set as soon as `_lost` says why
         self._process_id = os.getpid()
         # The system closes `_life`, this process's end of the pipe, when this process ends in any way. The
         # other processes see that, and end, too.
@@ -112,7 +112,7 @@ class Workers:
         try:
             yield
         except Exception as error:
-            self._ended.wait(CAUSE_SECONDS)  # if another rank has ended, report its end as the cause
+            self._is_lost.wait(CAUSE_SECONDS)  # if another rank has ended, report its end as the cause
             raise self._lose(f"rank 0 cannot go on: {error_text(error)}") from error
 
     def wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
@@ -173,7 +173,6 @@ class Workers:
         code = worker.process.wait()
         if not self._stopping:
             self._lose(f"rank {worker.rank} (process {worker.process.pid}) has ended: {_how(code)}")
-            self._ended.set()
 
     def _lose(self, why: str) -> RankLost:
         """Note that a rank is lost, and call the callbacks of `on_lost`. Returns a RankLost with the first
@@ -183,6 +182,7 @@ class Workers:
             is_first = self._lost is None
             self._lost = self._lost or why
             callbacks = list(self._on_lost) if is_first and not self._stopping else []
+        self._is_lost.set()  # before the callbacks: one may wait for a thread that waits for this
         error = RankLost(self._lost)
         for callback in callbacks:
             callback(error)
