@@ -108,7 +108,7 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
 
 def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]], folder: Path) -> Any:
     """The library's model on the CPU, filled with the tensors of a checkpoint, which the library puts into
-    their places, renamed and joined as it wants them.
+    their places, renamed and joined as it wants them. A weight may be the checkpoint's tensor itself.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
     """
@@ -130,9 +130,6 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]
                 f"{folder}: transformers cannot read the weights: {first_line:.300}"
             ) from None
     _refuse_findings(found, {name: file for file, name, _ in tensors}, folder)
-    with torch.no_grad():
-        for parameter in causal.parameters():  # else the file's own pages would be the weights
-            parameter.data = parameter.data.clone()
     return causal.eval().requires_grad_(False)
 
 

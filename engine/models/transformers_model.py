@@ -7,7 +7,7 @@ before its weights are read (transformers_survey.py). Never runs code that comes
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import Step
 from engine.models.transformers_library import build, decoder_of, fill, library_config
+from engine.models.transformers_ranks import Part, build_part, cut, entries, leaf, refuse_undivided
 from engine.models.weights import Module, Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
@@ -48,6 +49,7 @@ class TransformersConfig(ModelConfig):
     """A ModelConfig with what the survey found."""
 
     windows: tuple[int | None, ...] = ()  # [L]: how many tokens each layer sees; None: all
+    ranks: int = 1  # that share the model: its linear layers are one rank's part (Extension A)
 
 
 def config_from(raw: dict) -> TransformersConfig:
@@ -105,6 +107,15 @@ def _surveyed(text: str) -> TransformersConfig:
     return config
 
 
+def for_ranks(config: TransformersConfig, size: int) -> TransformersConfig:
+    """The config for a model that `size` ranks share. Whoever cuts the model divides its sizes.
+
+    Raises CheckpointError with the reason why the model cannot be shared.
+    """
+    refuse_undivided(config, size)
+    return replace(config, ranks=size)
+
+
 def _setting(theirs: Any, names: tuple[str, ...], default: Any) -> Any:
     """The first of these settings that a configuration of the library has."""
     return next((value for name in names if (value := getattr(theirs, name, None)) is not None), default)
@@ -146,7 +157,7 @@ class Model(LanguageModel):
         """`causal` is the library's model, if it is built already. It is changed."""
         super().__init__()
         if causal is None:
-            causal = build(library_config(config.raw), device, dtype)
+            causal = build_part(library_config(config.raw), config.ranks, device, dtype)
         self.config = config
         body, self.head = decoder_of(causal), causal.get_output_embeddings()
         self.step = Step(config.windows)
@@ -155,9 +166,10 @@ class Model(LanguageModel):
         _put(causal, body, Given())
         _put(causal, self.head, Through(self))
         self.__dict__["outer"] = causal  # no module of this model: its two parts are
+        plan = entries(causal.config, body)
         for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:
-                body.set_submodule(name, Flat(module))
+                body.set_submodule(name, Flat(module, leaf(plan.get(name))))
             elif isinstance(module, nn.Linear):  # a router that also chooses: no plain layer replaces it
                 del module.in_features, module.out_features  # by these, `replace_linears` knows a layer
         self.body = body
@@ -229,17 +241,19 @@ class Flat(Module):
     (packed, quantized, with adapters) take x[T, in].
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, name: str) -> None:
+        """`name`: the layer's in this module. It tells ranks how the layer is cut (transformers_ranks.py)."""
         super().__init__()
-        self.linear: nn.Module = linear
+        self.name = name
+        self.add_module(name, linear)
 
     @property
     def weight(self) -> Tensor:
         """Some code of the library asks for its dtype or device."""
-        return self.linear.weight  # type: ignore[return-value]
+        return self._modules[self.name].weight  # type: ignore[union-attr, return-value]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return self._modules[self.name](x.flatten(0, -2)).unflatten(0, x.shape[:-1])  # type: ignore[misc]
 
 
 def places(config: TransformersConfig) -> dict[str, Place]:
@@ -249,8 +263,9 @@ def places(config: TransformersConfig) -> dict[str, Place]:
     causal = build(library_config(config.raw), "meta", torch.bfloat16)
     body = decoder_of(causal)
     prefix = next(name for name, module in causal.named_modules() if module is body)
+    plan = entries(causal.config, body)
     return {
-        f"{prefix}.{name}.weight": Place(f"body.{name}.linear.weight")
+        f"{prefix}.{name}.weight": Place(f"body.{name}.{leaf(plan.get(name))}.weight")
         for name, module in body.named_modules()
         if type(module) is nn.Linear
     }
@@ -258,7 +273,7 @@ def places(config: TransformersConfig) -> dict[str, Place]:
 
 def num_weights(config: TransformersConfig) -> int:
     """The number of weights, counted on the meta device."""
-    causal = build(library_config(config.raw), "meta", torch.bfloat16)
+    causal = build_part(library_config(config.raw), config.ranks, "meta", torch.bfloat16)
     return sum(parameter.numel() for parameter in causal.parameters())
 
 
@@ -268,12 +283,19 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     tensors: list[tuple[Path, str, Tensor]],
+    part: Part | None = None,
 ) -> Model:
-    """The model, filled with the tensors of a checkpoint, and tried. Raises CheckpointError, which names a
-    tensor, if one is missing, has no place or the wrong shape, or holds a number that is not finite; and if
-    sequences in one step change each other.
+    """The model, filled with the tensors of a checkpoint, and tried. With `part`, one rank's part of it.
+
+    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, or holds
+    a number that is not finite; and if sequences in one step change each other.
     """
-    causal = fill(library_config(config.raw), dtype, tensors, folder).to(device)
+    causal = fill(library_config(config.raw), dtype, tensors, folder)
+    if part is not None:
+        cut(causal, config.ranks, part)
+    for parameter in causal.parameters():  # else the file's own pages would be the weights
+        parameter.data = parameter.data.clone()
+    causal = causal.to(device)
     for name, parameter in causal.named_parameters():
         refuse_not_finite(str(folder), name, parameter)
     model = Model(config, device, dtype, causal)
