@@ -109,7 +109,7 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
 
 def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]], folder: Path) -> Any:
     """The library's model on the CPU, filled with the checkpoint's `tensors`: (file, name, tensor) each. The
-    library renames and joins tensors as its model needs them.
+    library renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
     """
@@ -130,10 +130,6 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]
                 f"{folder}: transformers cannot read the weights: {first_line(error):.300}"
             ) from None
     _refuse_incomplete(report, {name: file for file, name, _ in tensors}, folder)
-    with torch.no_grad():
-        for parameter in causal_lm.parameters():
-            # A copy, since the parameter may be a view of the file, which is mapped into memory.
-            parameter.data = parameter.data.clone()
     return causal_lm.eval().requires_grad_(False)
 
 

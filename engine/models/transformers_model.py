@@ -7,7 +7,7 @@ before its weights are read (transformers_survey.py). Never runs code that comes
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
+from engine.models.transformers_ranks import Part, build_part, cut, entries, leaf, refuse_undivided
 from engine.models.weights import Module, Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
@@ -46,6 +47,7 @@ class TransformersConfig(ModelConfig):
     """A ModelConfig with the windows that the trial pass has shown."""
 
     windows: tuple[int | None, ...] = ()  # [L]: how many tokens each layer sees; None: all
+    ranks: int = 1  # that share the model: its linear layers are one rank's part (Extension A)
 
 
 def config_from(raw: dict) -> TransformersConfig:
@@ -104,6 +106,15 @@ def _config_from_text(text: str) -> TransformersConfig:
     return config
 
 
+def for_ranks(config: TransformersConfig, size: int) -> TransformersConfig:
+    """The config for a model that `size` ranks share. Whoever cuts the model divides its sizes.
+
+    Raises CheckpointError with the reason why the model cannot be shared.
+    """
+    refuse_undivided(config, size)
+    return replace(config, ranks=size)
+
+
 def _setting(hf_config: Any, names: tuple[str, ...], default: Any) -> Any:
     """The first of these settings that the library's configuration has; `default` if it has none."""
     for name in names:
@@ -153,7 +164,7 @@ class Model(LanguageModel):
         """`causal_lm`: the library's model, which is changed; None: build it."""
         super().__init__()
         if causal_lm is None:
-            causal_lm = build(library_config(config.raw), device, dtype)
+            causal_lm = build_part(library_config(config.raw), config.ranks, device, dtype)
         self.config = config
         # 1. Take the library's model apart, into the decoder and the output layer. What is left of it leads
         #    from hidden states to logits: the library's own caps and scales of logits are applied there.
@@ -166,9 +177,10 @@ class Model(LanguageModel):
         self.step = StepContext(config.windows)
         attach(body, self.step)
         # 3. Wrap the linear layers, so that layers that replace them get rows on one axis.
+        plan = entries(causal_lm.config, body)
         for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:
-                body.set_submodule(name, FlatLinear(module))
+                body.set_submodule(name, FlatLinear(module, leaf(plan.get(name))))
             elif isinstance(module, nn.Linear):
                 # A subclass computes more than a linear layer, such as a router that also chooses experts.
                 # Without these attributes, `replace_linears` does not take it for a linear layer.
@@ -244,18 +256,25 @@ class FlatLinear(Module):
     layers (packed, quantized, with adapters) take only x[T, in].
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, name: str) -> None:
+        """`name`: the layer's in this module. It tells ranks how the layer is cut (transformers_ranks.py)."""
         super().__init__()
-        self.linear: nn.Module = linear
+        self.name = name
+        self.add_module(name, linear)
 
     @property
     def weight(self) -> Tensor:
         """The layer's weight: some code of the library reads its dtype or device."""
-        return self.linear.weight  # type: ignore[return-value]  # any linear layer has one
+        return self._linear.weight  # type: ignore[return-value]  # any linear layer has one
+
+    @property
+    def _linear(self) -> nn.Module:
+        """The layer, or what has taken its place."""
+        return getattr(self, self.name)
 
     def forward(self, x: Tensor) -> Tensor:
         """x[..., in] -> [..., out]"""
-        return self.linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return self._linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
 def places(config: TransformersConfig) -> dict[str, Place]:
@@ -265,8 +284,9 @@ def places(config: TransformersConfig) -> dict[str, Place]:
     causal_lm = build(library_config(config.raw), "meta", torch.bfloat16)
     body = decoder_of(causal_lm)
     prefix = next(name for name, module in causal_lm.named_modules() if module is body)
+    plan = entries(causal_lm.config, body)
     return {
-        f"{prefix}.{name}.weight": Place(f"body.{name}.linear.weight")
+        f"{prefix}.{name}.weight": Place(f"body.{name}.{leaf(plan.get(name))}.weight")
         for name, module in body.named_modules()
         if type(module) is nn.Linear
     }
@@ -274,7 +294,7 @@ def places(config: TransformersConfig) -> dict[str, Place]:
 
 def num_weights(config: TransformersConfig) -> int:
     """The number of weights, counted on the meta device, which takes no memory."""
-    causal_lm = build(library_config(config.raw), "meta", torch.bfloat16)
+    causal_lm = build_part(library_config(config.raw), config.ranks, "meta", torch.bfloat16)
     return sum(parameter.numel() for parameter in causal_lm.parameters())
 
 
@@ -284,13 +304,20 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     tensors: list[tuple[Path, str, Tensor]],
+    part: Part | None = None,
 ) -> Model:
-    """The model, filled with the `tensors` of a checkpoint, (file, name, tensor) each, and tried once.
+    """The model, filled with the `tensors` of a checkpoint, (file, name, tensor) each, and tried once. With
+    `part`, one rank's part of it.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, or holds
     a number that is not finite. Also raises CheckpointError if sequences in one step change each other.
     """
-    causal_lm = fill(library_config(config.raw), dtype, tensors, folder).to(device)
+    causal_lm = fill(library_config(config.raw), dtype, tensors, folder)
+    if part is not None:
+        cut(causal_lm, config.ranks, part)
+    for parameter in causal_lm.parameters():  # a copy, since it may be a view of the file, mapped into memory
+        parameter.data = parameter.data.clone()
+    causal_lm = causal_lm.to(device)
     for name, parameter in causal_lm.named_parameters():
         refuse_not_finite(str(folder), name, parameter)
     model = Model(config, device, dtype, causal_lm)

@@ -60,7 +60,7 @@ class Workers:
         self._on_lost: list[Callable[[RankLost], None]] = []
         self._on_stop: list[Callable[[], None]] = []
         self._stopping, self._lock = False, threading.Lock()
-        self._worker_ended = threading.Event()  # set when a process has ended by itself
+        self._is_lost = threading.Event()  # set as soon as `_lost_reason` is
         self._process_id = os.getpid()
         # When this process ends in any way, the system closes its end of this pipe. The other processes see
         # that, and end, too.
@@ -113,7 +113,7 @@ class Workers:
             yield
         except Exception as error:
             # If another rank has ended, its end is the cause of this error, and is reported in its place.
-            self._worker_ended.wait(CAUSE_SECONDS)
+            self._is_lost.wait(CAUSE_SECONDS)
             raise self._mark_lost(f"rank 0 cannot go on: {error_text(error)}") from error
 
     def wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
@@ -175,7 +175,6 @@ class Workers:
         if not self._stopping:
             how = _exit_text(code)
             self._mark_lost(f"rank {worker.rank} (process {worker.process.pid}) has ended: {how}")
-            self._worker_ended.set()
 
     def _mark_lost(self, reason: str) -> RankLost:
         """Note that a rank is lost, and call the callbacks of `on_lost`. Returns a RankLost with the first
@@ -185,6 +184,7 @@ class Workers:
             is_first = self._lost_reason is None
             self._lost_reason = self._lost_reason or reason
             callbacks = list(self._on_lost) if is_first and not self._stopping else []
+        self._is_lost.set()  # before the callbacks: one may wait for a thread that waits for this
         error = RankLost(self._lost_reason)
         for callback in callbacks:
             callback(error)

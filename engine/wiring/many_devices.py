@@ -14,7 +14,7 @@ import torch
 from engine.core.llm_engine import LLMEngine
 from engine.execution.recording import RecordedExecutor
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import OURS, ModelConfig, architectures
+from engine.models.config import ModelConfig
 from engine.models.loader import CODES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
@@ -99,11 +99,6 @@ def _refuse_indivisible(args: EngineArgs) -> None:
     size = args.tensor_parallel_size
     option = f"tensor_parallel_size={size}"
     config = ModelConfig.from_pretrained(args.model, args.model_impl)
-    if config.model_impl != OURS:
-        raise ValueError(
-            f"{option}: {config.model_type} is computed by {config.model_impl}, on one device only; "
-            f"{', '.join(architectures())} are divided"
-        )
     part = divide(config, size)
     if CODES in config.raw:
         raise CheckpointError(

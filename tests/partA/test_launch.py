@@ -155,6 +155,20 @@ def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, mon
     assert time.monotonic() - begin < 30, "the news ends the wait"
 
 
+def test_who_waits_for_the_cause_hears_of_it_before_the_callbacks_have_returned(start, monkeypatch):
+    """The engine's callback waits until the thread that steps has ended."""
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
+    workers, has_failed, told = start(2), threading.Event(), []
+    workers.wait_until_ready()
+    workers.on_lost(lambda error: told.append(has_failed.wait(30)))
+    workers.tell(STEP, b"1234")  # rank 1 ends
+    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended"), workers.together():
+        raise RuntimeError("connection reset by peer")
+    has_failed.set()
+    wait_until(lambda: told)
+    assert told == [True], "the callback and the step have waited for each other"
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_rank_that_ends_at_its_start(start, code):
     workers = start(options=lambda rank: {"exit": code} if rank == 2 else {})
