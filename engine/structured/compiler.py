@@ -146,7 +146,7 @@ class Compiler:
 
     def _with_config(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """`params`, with what the engine's options say for all requests."""
-        flags: dict[str, bool] = {}
+        flags: dict[str, Any] = {}
         if params.json is not None or params.json_object is not None:
             if self._config.disable_any_whitespace and params.whitespace_pattern is None:
                 flags["disable_any_whitespace"] = True
