@@ -63,10 +63,8 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
             continue
         says = f"has {entry!r} for" if entry else "says nothing of"
         kind = "" if name in linears else f" ({type(modules.get(name, nn.Parameter())).__name__})"
-        raise CheckpointError(
-            f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {COLWISE!r} and {ROWWISE!r} for layers of "
-            "the type Linear are supported"
-        )
+        supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
+        raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
     heads = config.num_heads, config.num_kv_heads
     if any(number % size for number in (*heads, config.intermediate_size)):
         return  # the caller names what is not divided
