@@ -7,11 +7,11 @@ does not know what they do.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from engine.core.one_at_a_time import Work
 from engine.decoding.params import SamplingParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 
 # A step that failed, and its error -> the requests that fail with it. The others of the step run again.
 Recover = Callable[[Step, Exception], list[Request]]

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from engine.core.interfaces import Adapters, Capability, Preparation, Recover
 from engine.core.mailbox import error_text
-from engine.core.one_at_a_time import Work
 from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
 from engine.decoding.outputs import FinishReason, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -26,6 +25,7 @@ from engine.models.config import ModelConfig
 from engine.requests.listeners import Listeners, StepRecord
 from engine.requests.request import Request, State
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 from engine.scheduling.scheduler import Scheduler, fail_all
 from engine.text.tokenizer import Tokenizer
 
