@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.mailbox import error_text
-from engine.core.one_at_a_time import Work
 from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -29,6 +28,7 @@ from engine.requests.batch import Batch
 from engine.requests.listeners import Listeners, StepRecord
 from engine.requests.request import Request, State
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 from engine.scheduling.scheduler import Scheduler, fail_all
 from engine.text.tokenizer import Tokenizer
 

@@ -7,20 +7,14 @@ turn is not done. Several event loops may share the thread.
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.decoding.params import NoRoomError
-
-
-class Work(NamedTuple):
-    """Something to be done. Work of the same name is the same work."""
-
-    name: Hashable
-    function: Callable[[], Any]
+from engine.requests.work import Work
 
 
 @dataclass

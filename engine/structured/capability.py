@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from engine.core.one_at_a_time import Work
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.structured import StructuredOutputsParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 from engine.speculation.capability import drafts_of
 from engine.structured.compiler import Compiler
 from engine.structured.constraint import Constraint, both

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from engine.core.one_at_a_time import OneAtATime, Work
+from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.params import NoRoomError
+from engine.requests.work import Work
 from tests.part04.serving import DEADLINE, wait_until
 
 
