@@ -91,7 +91,7 @@ def orders(repeats: int) -> dict:
                             write_order(pipe, STEP, payload)
                         elif means == "broadcast":
                             group.broadcast(numbers)
-                        group.sum(one)
+                        group.all_reduce_sum(one)
                     seconds.append(1e6 * (time.perf_counter() - start) / repeats)
             write_order(pipe, STOP)
         medians = [statistics.median(seconds) for seconds in found.values()]
@@ -138,7 +138,7 @@ def follow() -> None:
                     np.frombuffer(payload, dtype=np.int64)
                 elif means == "broadcast":
                     group.broadcast(numbers_read)
-                group.sum(one)
+                group.all_reduce_sum(one)
 
 
 def _group(rank: int, store: str) -> Group:
@@ -151,7 +151,7 @@ def _summed(group: Group, tokens: int, width: int, rounds: int) -> float:
     for count in (max(1, rounds // 10), rounds):  # the first warms up
         start = time.perf_counter()
         for _ in range(count):
-            group.sum(x)
+            group.all_reduce_sum(x)
         seconds = (time.perf_counter() - start) / count
     return seconds
 

@@ -194,7 +194,7 @@ def ranks_sums(rank: int, store: str, rounds: int) -> list[list]:
 
             def many(x: torch.Tensor = x) -> None:
                 for _ in range(IN_A_GRAPH):
-                    group.sum(x)
+                    group.all_reduce_sum(x)
 
             many()
             torch.cuda.synchronize()

@@ -1,10 +1,10 @@
 """Known-wrong solutions: what each part's tests must reject, and the words in which they do.
 
 `mistakes.toml` in a part's folder lists them: for an exercise, a piece of its solution, and what a learner
-may write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in the order
-of the manifest, which is that of a learner's run, up to the first failure, which is the one that a learner is
-shown (pytest_plugin.py), and demands that it says what is wrong, in few lines. The file is part of no cut
-tree, since it holds pieces of the solutions.
+may write in its place. `judge` makes the change in a solved tree, finds the failure that a learner is shown
+under "Look here first" (pytest_plugin.py), which is the first in the order of the part's test files, and
+demands that it says what is wrong, in few lines. The file is part of no cut tree, since it holds pieces of
+the solutions.
 
 The lines counted are those that pytest marks with `E`: the assertion's words and its difference, without the
 source around them.
@@ -13,17 +13,22 @@ source around them.
 import ast
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
-from parts.manifest import Part, SeriesError, read_toml, record
-from parts.stubs import find_function
+from parts.manifest import Exercise, Part, SeriesError, read_toml, record
+from parts.stubs import find_function, stub
 from parts.tree import start
 from parts.warm import Failure, Warm
 
 PER_EXERCISE = 4  # at least
 LINES = 20  # of a failure, at most
 SECONDS = 120  # for a wrong solution that does not end
+SECONDS_UNWRITTEN = 600  # for several files of other exercises, on a busy machine
+UP_TO_THE_FIRST = ("-x", "-q", "--tb=short")  # options of pytest
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Verdict:
     """What the tests made of a mistake."""
 
     mistake: Mistake
-    test: str  # the first that failed; empty: none did
+    test: str  # the one that a learner is shown; empty: none failed
     says: str  # its E-lines
     problem: str  # what is wrong with that; empty: nothing
 
@@ -105,28 +110,60 @@ def make(mistake: Mistake, source: str) -> str:
 
 
 def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
-    """Make the mistake in the solved `tree`, see what the exercise's tests say, and undo it."""
+    """Make the mistake in the solved `tree`, see what a learner is shown, and undo it."""
     (exercise,) = (exercise for exercise in part.exercises if exercise.where == mistake.exercise)
-    path, solution = tree / exercise.path, Path(f"{tree}.solution")
     try:
-        wrong = make(mistake, path.read_text(encoding="utf-8"))
+        wrong = make(mistake, (tree / exercise.path).read_text(encoding="utf-8"))
     except SeriesError as error:
         return Verdict(mistake, "", "", str(error))
-    path.replace(solution)
-    try:
-        _forget(path)
-        path.write_text(wrong, encoding="utf-8")
-        run = warm.pytest(tree, [*exercise.tests, "-x", "-q", "--tb=short"], SECONDS)
-    finally:
-        solution.replace(path)
-        _forget(path)
+    # 1. The first test of the exercise's own that rejects it.
+    with _written(tree, exercise.path, wrong):
+        run = warm.pytest(tree, [*exercise.tests, *UP_TO_THE_FIRST], SECONDS)
     if run.problem:
         return Verdict(mistake, "", "", run.problem)
     if not run.failures:
         return Verdict(mistake, "", "", f"no test of {', '.join(exercise.tests)} rejects it")
     failure = run.failures[0]
+    # 2. A learner's run takes the files of all exercises: does one of another exercise's fail before?
+    others = takewhile(lambda file: file != failure.path, part.test_files)
+    earlier = tuple(file for file in others if file not in exercise.tests)
+    if earlier and (calling := _calling(warm, tree, part, exercise, earlier)):
+        with _written(tree, exercise.path, wrong):
+            run = warm.pytest(tree, [*calling, *UP_TO_THE_FIRST], SECONDS)
+        if run.problem:
+            return Verdict(mistake, "", "", run.problem)
+        failure = run.failures[0] if run.failures else failure
     says = essence(failure.report)
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))
+
+
+@cache
+def _calling(
+    warm: Warm, tree: Path, part: Part, exercise: Exercise, files: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Those of `files` whose tests call the exercise: they fail in the solved `tree` once it is not written.
+    No mistake in it shows in the others.
+    """
+    source = (tree / exercise.path).read_text(encoding="utf-8")
+    unwritten = stub(source, {exercise.name: part.announcement(exercise)}, exercise.path)
+    with _written(tree, exercise.path, unwritten):
+        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN)
+    failed = {failure.path for failure in run.failures}
+    return files if run.problem else tuple(file for file in files if file in failed)
+
+
+@contextmanager
+def _written(tree: Path, file: str, source: str) -> Iterator[None]:
+    """`source` in the place of the solution in `file` of `tree`, which comes back in the end."""
+    path, solution = tree / file, Path(f"{tree}.solution")
+    path.replace(solution)
+    try:
+        _forget(path)
+        path.write_text(source, encoding="utf-8")
+        yield
+    finally:
+        solution.replace(path)
+        _forget(path)
 
 
 def _forget(path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Train `storyteller-llama`: storyteller's twin in Llama's shape, with the same tokenizer and the same stories.
+"""Train `storyteller-llama`: storyteller's twin in Llama's shape, with the same tokenizer.
 
 Half as many heads of keys and values as of queries, turned pairs in place of learned positions, RMSNorm, a
 SwiGLU. It learns from the embedded storyteller alone: from its distribution, and from stories that it tells
 on new requests. Texts, batches, the loop and the files are tools/train_storyteller.py's: read that first.
 
-    python -m tools.train_llama --train TRAIN.txt --val VAL.txt --work /tmp/llama --out engine/zoo --seconds 170
+    python -m tools.train_llama --train TRAIN.txt --val VAL.txt --work DIR --out engine/zoo --seconds 170
 
 Takes about three minutes of one H100. `--seconds` bounds the whole on a GPU: the number of training steps is
 what fits into the rest, by the pace of a few, but no more than the stage says.
@@ -61,7 +61,7 @@ def stories_told(teacher: torch.nn.Module, tokenizer: Tokenizer, stage: Stage) -
 def steps_that_fit(
     model: torch.nn.Module, teacher: torch.nn.Module, source: Iterator, stage: Stage, end: float
 ) -> int:
-    """How many steps of `fit` end before `end`, a `time.time()`, by the pace of PACE_STEPS that change nothing."""
+    """How many steps of `fit` end before `end`, a `time.time()`, by the pace of a few that change nothing."""
     device = next(model.parameters()).device
     trial, guide = torch.compile(model), torch.compile(teacher)
     for step, ids in enumerate(islice(source, PACE_STEPS + 5)):
@@ -72,8 +72,8 @@ def steps_that_fit(
         with torch.autocast(device.type, torch.bfloat16):
             logits = trial(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1).float()
             with torch.no_grad():
-                target = guide(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1).float().softmax(-1)
-        F.cross_entropy(logits, target).backward()
+                target = guide(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        F.cross_entropy(logits, target.softmax(-1)).backward()
         model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     pace = (time.perf_counter() - began) / PACE_STEPS

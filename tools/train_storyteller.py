@@ -203,7 +203,7 @@ def tell(
 def export(model, tokenizer: Tokenizer, folder: Path) -> None:
     """The standard Hugging Face files, weights in fp16."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):  # GPT-2's: nobody is to train it further by chance
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):  # a model with dropout has these fields
         if hasattr(model.config, name):
             setattr(model.config, name, 0.0)
     model.half().save_pretrained(folder)

@@ -5,8 +5,6 @@ keys. Part 9 adds faster kernels with the same interface. Part 1.
 Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -43,8 +41,8 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """
     if len(spans.query_start) == 2:  # a single sequence needs no slicing
         return causal_attention(q, k, v)
-    pairs = zip(pairwise(spans.query_start), pairwise(spans.key_start), strict=True)
-    return torch.cat([causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in pairs])  # [T, Hq, Dh]
+    outputs = [causal_attention(q[queries], k[keys], v[keys]) for queries, keys in spans.slices()]
+    return torch.cat(outputs)  # [T, Hq, Dh]
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

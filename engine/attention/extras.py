@@ -1,9 +1,9 @@
-"""What some models' layers want of attention beside q, k and v: a window, a soft cap, sinks, another scale.
+"""Attention with extras, which the layers of some models need: a window, a soft cap, sinks, another scale.
 
-They travel with the call, since they differ from layer to layer: `attend_with(attend, layer, q, k, v,
-extras)`. An `attend` that has them is an `ExtrasAttend`; any other refuses them by name. Promises the formula
-of `dense.py` if nothing is set. Does not know where keys and values are stored: `extras_paged.py` reads them
-in pages. Extension C.
+The extras are an argument of each call, since they differ from layer to layer: `attend_with(attend, layer, q,
+k, v, extras)`. An `attend` that supports extras is an `ExtrasAttend`. For any other `attend`, `attend_with`
+refuses extras by name. Without extras, the result is that of `dense.py`. This module does not know where keys
+and values are stored: `extras_paged.py` reads them in pages. Extension C.
 Sources: windows: Jiang et al. 2023, https://arxiv.org/abs/2310.06825; soft caps: Gemma Team 2024,
 https://arxiv.org/abs/2408.00118; sinks: OpenAI 2025, https://arxiv.org/abs/2508.10925.
 """
@@ -19,35 +19,40 @@ from engine.attention.interface import Attend
 
 @dataclass(frozen=True, eq=False)
 class AttentionExtras:
-    """What one layer wants. A field that is None changes nothing. Raises ValueError for a number that means
-    nothing.
+    """The extras of one layer. A field that is None changes nothing. Raises ValueError for a scale, a window
+    or a soft cap that is not above 0.
     """
 
     scale: float | None = None  # the factor of q·k; None is 1/√Dh
     window: int | None = None  # a query sees the last `window` keys, its own among them
     softcap: float | None = None  # a score s becomes softcap · tanh(s / softcap), before the mask
-    sinks: Tensor | None = None  # [Hq]: by query head, the score of a key more, whose value is 0
+    # [Hq]: for each query head, the score of one additional key, whose value is 0.
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("scale", "a number above 0"), ("softcap", "a number above 0")):
+        for name in ("scale", "softcap"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r}: {least} is accepted")
-        if self.window is not None and not (type(self.window) is int and self.window > 0):
+            if value is not None and not value > 0:  # `not value > 0` also refuses NaN
+                raise ValueError(f"{name}={value!r}: a number above 0 is accepted")
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError(f"window={self.window!r}: a whole number from 1 on is accepted")
 
     def names(self) -> list[str]:
-        """The fields that are set, in the order of the class."""
-        return [spec.name for spec in fields(self) if getattr(self, spec.name) is not None]
+        """The names of the fields that are set, in the order of the class."""
+        return [item.name for item in fields(self) if getattr(self, item.name) is not None]
 
 
-PLAIN = AttentionExtras()
+PLAIN = AttentionExtras()  # no extras: attention as in dense.py
 
 
 class ExtrasAttend:
-    """An `Attend` (interface.py) that also takes extras, as a fifth argument."""
+    """An `Attend` (interface.py) that also takes extras, as a fifth argument.
+
+    A class and not a function, so that `attend_with` can recognize it.
+    """
 
     def __init__(self, attend: Callable[[int, Tensor, Tensor, Tensor, AttentionExtras], Tensor]) -> None:
+        """`attend(layer, q, k, v, extras)` computes the attention, and always gets all five arguments."""
         self._attend = attend
 
     def __call__(
@@ -62,11 +67,13 @@ def attend_with(
 ) -> Tensor:
     """`attend(layer, q, k, v)` with the layer's extras. q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
 
-    Raises ValueError, which names the fields, if `attend` has no extras and `extras` sets some.
+    `extras` of None are no extras. Raises ValueError, which names the fields, if `extras` sets some and
+    `attend` does not support extras.
     """
     if isinstance(attend, ExtrasAttend):
         return attend(layer, q, k, v, extras or PLAIN)
-    if extras is not None and (names := extras.names()):
+    names = [] if extras is None else extras.names()
+    if names:
         raise ValueError(
             f"layer {layer} wants {', '.join(names)}, and the attention that was handed in does not have it; "
             "`causal` of engine.attention.extras does, and so do pages (engine.cache.extras)"
@@ -90,10 +97,10 @@ def first_visible(position: int, window: int | None) -> int:
 
 
 def weights_of(scores: Tensor, seen: Tensor, extras: AttentionExtras) -> Tensor:
-    """scores[..., Hq, Tq, Tk], which are scaled, and what each query sees[..., Tq, Tk] -> weights of the same
-    shape as the scores, in fp32.
+    """scores[..., Hq, Tq, Tk] -> weights[..., Hq, Tq, Tk] in fp32, by which the values are averaged.
 
-    The weights of a row sum to 1, or to less if there is a sink, which takes its share and adds nothing.
+    The scores are scaled already. seen[..., Tq, Tk] says which keys each query sees. The weights of a row sum
+    to 1. With a sink they sum to less, because the sink has a weight, too, and its value is 0.
     """
     scores = scores.float()
     if extras.softcap is not None:
@@ -108,8 +115,8 @@ def weights_of(scores: Tensor, seen: Tensor, extras: AttentionExtras) -> Tensor:
 def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
     """Attention of one sequence's last Tq tokens over its last Tk ≥ Tq tokens, exactly as the formula.
 
-    q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. With a window, keys before the first that a
-    query sees may be left out.
+    q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. With a window, `k` and `v` may leave out
+    tokens that no query sees.
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
     scale = Dh**-0.5 if extras.scale is None else extras.scale
@@ -122,10 +129,13 @@ def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> 
     return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-# As `causal` of dense.py, with extras: the T tokens are one whole sequence, and nothing is stored.
+# `causal` of dense.py with extras: the T tokens are one whole sequence, and no key or value is stored.
 causal = ExtrasAttend(lambda layer, q, k, v, extras: attention_with(q, k, v, extras))
 
 
 def with_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
-    """`attend`, which hands each layer its own of extras[L]. So a model's blocks need not know of them."""
+    """An `Attend` that calls `attend` with the extras of the layer, from extras[L].
+
+    So the code of a model's layers need not know of extras.
+    """
     return lambda layer, q, k, v: attend_with(attend, layer, q, k, v, extras[layer])

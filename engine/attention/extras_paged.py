@@ -1,7 +1,7 @@
 """Attention with extras over keys and values that lie in pages, in PyTorch, on any device. Extension C.
 
 Promises the results of `attention_with` (extras.py) for each sequence alone, for one new token or many. With
-a window, only the keys that some query sees are read: pages before them may be somebody else's.
+a window, only keys that some query sees are read: the pages before them may belong to other sequences by now.
 """
 
 from collections.abc import Callable
@@ -31,20 +31,20 @@ class ExtrasPlan(Protocol):
 MakeExtrasPlan = Callable[[Pages, tuple[int, ...], Tensor], ExtrasPlan]
 
 
-class _Singles(NamedTuple):
-    """The sequences with one new token each, as rows of one matrix."""
+class _DecodeRows(NamedTuple):
+    """N sequences with one new token each. Their queries are rows of one matrix."""
 
-    rows: Tensor  # [N]: which of the T queries they are
-    places: Tensor  # [N · longest]: where the keys of each lie; its first key again is padding
+    rows: Tensor  # [N]: the indices of their queries among the T queries of the step
+    places: Tensor  # [N · longest]: where the keys of each row lie, padded with the place of its first key
     seen: Tensor  # [N, 1, 1, longest]: False for padding
 
 
-class _Several(NamedTuple):
-    """A sequence with several new tokens, or one alone."""
+class _OneSequence(NamedTuple):
+    """A sequence that is attended alone: it has several new tokens, or no other sequence has just one."""
 
-    rows: slice
-    places: Tensor  # [Tk]: where the keys that a query of the sequence sees lie
-    seen: Tensor  # [Tq, Tk]
+    rows: slice  # its Tq queries among the T queries of the step
+    places: Tensor  # [Tk]: where the keys lie that one of its queries sees, or several
+    seen: Tensor  # [Tq, Tk]: which of these keys each query sees
 
 
 class GatheredWithExtras:
@@ -53,67 +53,82 @@ class GatheredWithExtras:
     """
 
     def __init__(self, pages: Pages, query_start: tuple[int, ...], keys: Tensor) -> None:
+        """The arguments are those of `MakeExtrasPlan`."""
         self.pages, self.query_start, self.device = pages, query_start, keys.device
-        self._by_window: dict[int | None, tuple[_Singles | None, list[_Several]]] = {}
+        self._by_window: dict[int | None, tuple[_DecodeRows | None, list[_OneSequence]]] = {}
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras) -> Tensor:
         if extras.window not in self._by_window:
-            self._by_window[extras.window] = self._parts(extras.window)
-        singles, several = self._by_window[extras.window]
+            self._by_window[extras.window] = self._split(extras.window)
+        decode_rows, sequences = self._by_window[extras.window]
         out = torch.empty_like(q)  # [T, Hq, Dh]
-        if singles is not None:
-            out[singles.rows] = _attend_singles(q[singles.rows], keys, values, extras, singles)
-        for rows, places, seen in several:
+        if decode_rows is not None:
+            decode_q = q[decode_rows.rows]  # [N, Hq, Dh]
+            out[decode_rows.rows] = _attend_decode_rows(decode_q, keys, values, extras, decode_rows)
+        for rows, places, seen in sequences:
             k, v = gather(keys, places), gather(values, places)  # [Tk, Hkv, Dh] each
-            out[rows] = _attend_several(q[rows], k, v, extras, seen)
+            out[rows] = _attend_one_sequence(q[rows], k, v, extras, seen)
         return out
 
-    def _parts(self, window: int | None) -> tuple[_Singles | None, list[_Several]]:
+    def _split(self, window: int | None) -> tuple[_DecodeRows | None, list[_OneSequence]]:
+        """The sequences that are attended together, as rows of one matrix (None if there are none), and those
+        that are attended one by one.
+        """
         num_new, lens = np.diff(self.query_start), self.pages.lens  # [S] each
-        first = np.array(
-            [first_visible(int(n - new), window) for n, new in zip(lens, num_new, strict=True)]
-        )  # [S]: the first key that a query of the sequence sees
-        single = num_new == 1  # [S]
-        if single.sum() < 2:  # for one sequence, a matrix of rows is a detour
-            single[:] = False
-        several = []
-        for s in np.flatnonzero(~single).tolist():
-            positions = np.arange(first[s], lens[s])  # [Tk]
+        # first_key[s] is the position of the first key that a query of sequence s sees.
+        first_key = np.array([first_visible(int(position), window) for position in lens - num_new])  # [S]
+        is_decode = num_new == 1  # [S]
+        if is_decode.sum() < 2:  # a matrix of one row would only cost time
+            is_decode[:] = False
+        sequences = []
+        for s in np.flatnonzero(~is_decode).tolist():
+            first, end = int(first_key[s]), int(lens[s])
+            positions = np.arange(first, end)  # [Tk]
             (places,) = on_device(self.device, self.pages.places(np.full_like(positions, s), positions))
-            keys = torch.arange(int(first[s]), int(lens[s]), device=self.device)
-            seen = visible(keys[-int(num_new[s]) :, None], keys, window)  # [Tq, Tk]
-            several.append(_Several(slice(*self.query_start[s : s + 2]), places, seen))
-        return self._singles(np.flatnonzero(single), first) if single.any() else None, several
+            key_positions = torch.arange(first, end, device=self.device)  # [Tk]
+            query_positions = key_positions[-int(num_new[s]) :, None]  # [Tq, 1]
+            seen = visible(query_positions, key_positions, window)  # [Tq, Tk]
+            rows = slice(self.query_start[s], self.query_start[s + 1])
+            sequences.append(_OneSequence(rows, places, seen))
+        decode_rows = None
+        if is_decode.any():
+            decode_rows = self._decode_rows(np.flatnonzero(is_decode), first_key)
+        return decode_rows, sequences
 
-    def _singles(self, sequences: np.ndarray, first: np.ndarray) -> _Singles:
-        counts = self.pages.lens[sequences] - first[sequences]  # [N]: keys that each row sees
-        column = np.broadcast_to(np.arange(counts.max()), (len(counts), counts.max()))  # [N, longest]
-        is_key = column < counts[:, None]  # [N, longest]
-        positions = first[sequences][:, None] + np.where(is_key, column, 0)
-        key_places = self.pages.places(sequences[:, None], positions)
-        row_numbers = np.array(self.query_start)[sequences]  # [N]
-        rows, places, seen = on_device(self.device, row_numbers, key_places.ravel(), is_key.ravel())
-        return _Singles(rows, places, seen.bool().view(len(counts), 1, 1, -1))
+    def _decode_rows(self, sequences: np.ndarray, first_key: np.ndarray) -> _DecodeRows:
+        """The rows of `sequences`[N]. first_key[S] is as in `_split`."""
+        counts = self.pages.lens[sequences] - first_key[sequences]  # [N]: keys that each row sees
+        N, longest = len(counts), counts.max()
+        column = np.broadcast_to(np.arange(longest), (N, longest))  # [N, longest]
+        is_key = column < counts[:, None]  # [N, longest]: False for padding
+        positions = first_key[sequences][:, None] + np.where(is_key, column, 0)  # [N, longest]
+        key_places = self.pages.places(sequences[:, None], positions)  # [N, longest]
+        row_indices = np.array(self.query_start)[sequences]  # [N]
+        # One copy for all three. It converts the booleans to integers, so they are converted back.
+        rows, places, seen = on_device(self.device, row_indices, key_places.ravel(), is_key.ravel())
+        return _DecodeRows(rows, places, seen.bool().view(N, 1, 1, -1))
 
 
-def _attend_singles(
-    q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras, singles: _Singles
+def _attend_decode_rows(
+    q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras, decode_rows: _DecodeRows
 ) -> Tensor:
     """q[N, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [N, Hq, Dh]."""
     (N, Hq, Dh), Hkv = q.shape, keys.shape[2]
-    # [N, Hkv, longest, Dh] each
-    k, v = (gather(x, singles.places).view(N, -1, Hkv, Dh).transpose(1, 2) for x in (keys, values))
+    places = decode_rows.places
+    k = gather(keys, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]
+    v = gather(values, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]
     scale = Dh**-0.5 if extras.scale is None else extras.scale
     queries = (q * scale).view(N, Hkv, Hq // Hkv, Dh)  # grouped by the key head that they share
     scores = (queries @ k.transpose(2, 3)).view(N, Hq, 1, -1)  # [N, Hq, 1, longest]
-    weights = weights_of(scores, singles.seen, extras).to(v.dtype)
+    weights = weights_of(scores, decode_rows.seen, extras).to(v.dtype)  # [N, Hq, 1, longest]
     return (weights.view(N, Hkv, Hq // Hkv, -1) @ v).view(N, Hq, Dh)
 
 
-def _attend_several(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras, seen: Tensor) -> Tensor:
+def _attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras, seen: Tensor) -> Tensor:
     """q[Tq, Hq, Dh], k and v[Tk, Hkv, Dh], seen[Tq, Tk] -> [Tq, Hq, Dh].
 
-    PyTorch's own attention knows masks and scales, and neither soft caps nor sinks.
+    PyTorch's own attention is faster than `attention_with`. It supports masks and scales, but neither soft
+    caps nor sinks.
     """
     if extras.softcap is not None or extras.sinks is not None:
         return attention_with(q, k, v, extras)

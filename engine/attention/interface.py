@@ -8,6 +8,7 @@ buffer (Part 3), in slots (Part 6), or in pages (Part 12).
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -47,6 +48,12 @@ class Spans:
             self._by_device[device] = query_start, key_start
         return self._by_device[device]
 
+    def slices(self) -> list[tuple[slice, slice]]:
+        """[S]: which of the T queries and which of the K keys belong to each sequence, as slices."""
+        queries = [slice(start, end) for start, end in pairwise(self.query_start)]
+        keys = [slice(start, end) for start, end in pairwise(self.key_start)]
+        return list(zip(queries, keys, strict=True))
+
     @staticmethod
     @lru_cache(maxsize=16)
     def of_one(num_queries: int, num_keys: int) -> "Spans":
@@ -57,7 +64,8 @@ class Spans:
         return Spans((0, num_queries), (0, num_keys))
 
 
-# Attention of S sequences of different lengths in one call: out[T, Hq, Dh] = kernel(q[T, Hq, Dh], k[K, Hkv,
-# Dh], v[K, Hkv, Dh], spans) The queries of a sequence are its *last* tokens. Each query sees the keys of its
-# own sequence, up to its own key.
+# Attention of S sequences of different lengths in one call:
+# out[T, Hq, Dh] = kernel(q[T, Hq, Dh], k[K, Hkv, Dh], v[K, Hkv, Dh], spans).
+# The queries of a sequence are those of its *last* tokens. Each query sees the keys of its own sequence, up
+# to the key of its own token.
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]

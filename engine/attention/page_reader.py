@@ -30,7 +30,8 @@ class PageReader:
 
     def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
         """tables[S, W] and lens[S] are the fields of `Pages` (paged.py)."""
-        self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
+        self.tables = np.ascontiguousarray(tables, dtype=np.int64)
+        self.lens = np.ascontiguousarray(lens, dtype=np.int64)
         # Arguments of read_pages in page_reader.c: the address of tables, W, and the address of lens.
         self._table_arguments = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
         library = load(SOURCE)
@@ -47,7 +48,7 @@ class PageReader:
         Raises MemoryError if the C code cannot allocate its buffers.
         """
         (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
-        if q.stride(1) != Dh or q.stride(2) != 1:
+        if q.stride(1) != Dh or q.stride(2) != 1:  # the C code reads one token's heads as neighbours
             q = q.contiguous()
         out = keys.new_empty(S, Hq, Dh)  # fp32 like `keys`; torch's default dtype may differ
         if self._read(

@@ -110,8 +110,8 @@ def store_by_index(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Te
 
     k and v [T, Hkv, Dh], keys and values [B, P, Hkv, Dh], slots[T].
     """
-    for memory, x in ((keys, k), (values, v)):
-        memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
+    keys.flatten(0, 1).index_copy_(0, slots, k)  # keys.flatten(0, 1) is a view [B·P, Hkv, Dh]
+    values.flatten(0, 1).index_copy_(0, slots, v)
 
 
 def gather(memory: Tensor, places: Tensor) -> Tensor:
@@ -130,9 +130,8 @@ class Gathered:
     """
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
-        """keys[B, P, Hkv, Dh] are the keys of any layer: only their device matters.
-
-        `num_heads` is not used.
+        """keys[B, P, Hkv, Dh] are the keys of any layer: only their device matters. `num_heads` is not used:
+        `PagedDecode` has it, since other plans need it.
         """
         S, longest = len(pages.lens), int(pages.lens.max())
         column = np.broadcast_to(np.arange(longest), (S, longest))  # [S, longest]
@@ -148,8 +147,8 @@ class Gathered:
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]"""
         (S, Hq, Dh), Hkv = q.shape, keys.shape[2]
-        # [S, Hkv, longest, Dh] each
-        k, v = (gather(x, self.places).view(S, -1, Hkv, Dh).transpose(1, 2) for x in (keys, values))
+        k = gather(keys, self.places).view(S, -1, Hkv, Dh).transpose(1, 2)  # [S, Hkv, longest, Dh]
+        v = gather(values, self.places).view(S, -1, Hkv, Dh).transpose(1, 2)  # [S, Hkv, longest, Dh]
         queries = (q * Dh**-0.5).view(S, Hkv, Hq // Hkv, Dh)  # grouped by the key head that they share
         scores = queries @ k.transpose(2, 3) + self.mask  # [S, Hkv, Hq/Hkv, longest]
         weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)

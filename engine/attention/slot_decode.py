@@ -1,7 +1,7 @@
 """Decode attention over slots: one plan attends for one new token of each of S sequences. Part 6.
 
-Promises the results of one call per sequence. A call per sequence would pay the overhead of a call for each
-sequence, in each layer. There are two plans with fewer calls:
+Promises the results of one call per sequence. Such calls would be S calls in each layer, and each call has a
+fixed cost. There are two plans with fewer calls:
 
 - `Ragged`, for a CPU, where reading memory is slow. Each query reads the keys of its own sequence only. The
   scores form one sparse matrix.
@@ -69,8 +69,8 @@ def plan_decode(slots: Sequence[int], lens: Sequence[int], num_heads: int, keys:
 def supports_ragged(keys: Tensor) -> bool:
     """Whether `Ragged` can read these keys: they must be fp32 on a CPU.
 
-    The memory of the other plans must be free of NaN. These plans also read what finished sequences have left
-    in the memory, and mask it, but a mask does not hide NaN.
+    Where this is False, the memory must be free of NaN: `Padded` also reads what finished sequences have left
+    in the memory, and masks it, but a mask does not hide NaN.
     """
     return keys.device.type == "cpu" and keys.dtype == torch.float32
 
@@ -117,9 +117,8 @@ class Ragged:
         # 3. Find the place of each score in `padded`, the matrix of the softmax, flattened.
         padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]
         self.scale = Dh**-0.5
-        self.row_start, self.key_row, self.padded_index = map(
-            torch.from_numpy, (row_start, key_row, padded_index)
-        )
+        self.row_start, self.key_row = torch.from_numpy(row_start), torch.from_numpy(key_row)
+        self.padded_index = torch.from_numpy(padded_index)
         # Every layer overwrites the scores in both tensors. Entries of `padded` without a score stay -inf.
         self.padded = torch.full((len(row), longest), -torch.inf)  # [R, longest]
         self.scores = torch.sparse_csr_tensor(  # [R, rows of keys.view(-1, Dh)] with K entries
@@ -133,7 +132,8 @@ class Ragged:
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[S, Hq, Dh], and keys and values in the shape of `__init__`'s `keys` -> [S, Hq, Dh]."""
         Dh = q.shape[-1]
-        queries, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # keys and values: views
+        queries = q.reshape(-1, Dh)  # [R, Dh]
+        keys, values = keys.reshape(-1, Dh), values.reshape(-1, Dh)  # views
         # 1. The K scores. With beta=0, the scores of the previous layer are overwritten, not added to.
         torch.sparse.sampled_addmm(self.scores, queries, keys.t(), beta=0, alpha=self.scale, out=self.scores)
         # 2. The softmax of each row.
@@ -181,7 +181,7 @@ class Padded:
         """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
         W, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
         window = slice(self.first_slot, self.first_slot + W)
-        k, v = (x[window, :, : self.longest] for x in (keys, values))  # [W, Hkv, longest, Dh]: views
+        k, v = keys[window, :, : self.longest], values[window, :, : self.longest]  # [W, Hkv, longest, Dh]
         queries = q.new_zeros(W, Hq, Dh)
         queries[self.slot_index] = q * Dh**-0.5
         scores = queries.view(W, Hkv, -1, Dh) @ k.transpose(2, 3) + self.mask  # [W, Hkv, Hq/Hkv, longest]

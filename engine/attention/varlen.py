@@ -19,8 +19,8 @@ def per_sequence(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Varle
     def kernel(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         if len(spans.query_start) == 2:  # a single sequence needs no slicing
             return attention(q, k, v)
-        pairs = zip(pairwise(spans.query_start), pairwise(spans.key_start), strict=True)
-        return torch.cat([attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in pairs])  # [T, Hq, Dh]
+        outputs = [attention(q[queries], k[keys], v[keys]) for queries, keys in spans.slices()]
+        return torch.cat(outputs)  # [T, Hq, Dh]
 
     return kernel
 

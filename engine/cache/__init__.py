@@ -1,1 +1,1 @@
-"""Which memory is whose, planned on the host, and the memory itself, on the device."""
+"""A KV cache: its plan on the host (which memory belongs to which sequence), and its memory on the device."""

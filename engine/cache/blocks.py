@@ -13,14 +13,17 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """Knows the blocks whose contents can be found again without a reference, as a prefix cache does."""
+    """Finds blocks by their contents, as a prefix cache does. So a free block can still be of use."""
 
-    def __contains__(self, block: int) -> bool: ...
-    def forget(self, block: int) -> None: ...
+    def __contains__(self, block: int) -> bool:
+        """Whether the block can be found by its contents."""
+
+    def forget(self, block: int) -> None:
+        """The block will be overwritten, so it must not be found any more."""
 
 
 class NoContents:
-    """The `Contents` of blocks without a prefix cache: the contents of no block can be found."""
+    """The `Contents` of blocks without a prefix cache: no block can be found."""
 
     def __contains__(self, block: int) -> bool:
         return False
@@ -34,7 +37,8 @@ class BlockManager:
 
     def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
         self.num_blocks = num_blocks
-        self.contents = NoContents() if contents is None else contents  # an empty cache is false, too
+        # Not `contents or NoContents()`: a prefix cache that is still empty is falsy, too.
+        self.contents = NoContents() if contents is None else contents
         self.references = [0] * num_blocks
         # The free blocks, in the order in which they will be allocated. A dict, since `fork` takes blocks
         # from the middle.
@@ -47,8 +51,8 @@ class BlockManager:
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
         """Allocate `count` free blocks, each with one reference. `after`: the sequence's last block.
 
-        Each new block is the one right behind the block before, if that is free and its contents cannot be
-        found. So a sequence's blocks are mostly neighbours, and no contents are lost for this order.
+        Each new block is the next number after the last block, if that block is free and cannot be found by
+        its contents. So a sequence's blocks are mostly neighbours, and no contents are lost for this order.
         Otherwise the new block is the front of the free queue, and its contents are forgotten.
 
         Returns None, and changes nothing, if fewer than `count` blocks are free.
@@ -58,8 +62,10 @@ class BlockManager:
         blocks: list[int] = []
         next_block = -1 if after is None else after + 1
         for _ in range(count):
-            in_order = next_block in self.free_queue and next_block not in self.contents
-            block = next_block if in_order else next(iter(self.free_queue))
+            if next_block in self.free_queue and next_block not in self.contents:
+                block = next_block
+            else:
+                block = next(iter(self.free_queue))  # the front of the queue
             del self.free_queue[block]
             self.contents.forget(block)
             self.references[block] = 1

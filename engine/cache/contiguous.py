@@ -51,8 +51,9 @@ class ContiguousPages:
         """The `attend` of a step of one sequence, whose last T tokens are new."""
         table, T, context_len = batch.tables[0], batch.num_tokens, batch.context_lens[0]
         # 1. Get the pages in one piece. If the piece is a copy, find where its new tokens lie in the blocks.
-        new_tokens: list[tuple[Tensor, Tensor]] = []
-        if (table[1:] - table[:-1] == 1).all():
+        new_tokens: list[tuple[Tensor, Tensor]] = []  # (in a block, in the copy); empty for a view
+        are_neighbours = (table[1:] - table[:-1] == 1).all()
+        if are_neighbours:
             self.forget()  # this step stores in the blocks only, so a copy would miss its tokens
             first = int(table[0]) * self._memory.shape[3]
             layers = self._layers[:, first : first + context_len].unbind()
@@ -98,9 +99,11 @@ class ContiguousPages:
         view of them in `pages`. Both views are [2, L, n, Hkv, Dh].
         """
         P, context_len = self._memory.shape[3], pages.shape[2]
+        num_blocks = -(-context_len // P)  # rounded up
         views: list[tuple[Tensor, Tensor]] = []
-        for i in range(start // P, -(-context_len // P)):
-            first, last = max(start, i * P), min(context_len, (i + 1) * P)
-            in_block = self._memory[:, :, int(table[i]), first - i * P : last - i * P]
-            views.append((in_block, pages[:, :, first:last]))
+        for i in range(start // P, num_blocks):
+            block_start = i * P  # the position of the block's first token
+            first, end = max(start, block_start), min(context_len, block_start + P)
+            in_block = self._memory[:, :, int(table[i]), first - block_start : end - block_start]
+            views.append((in_block, pages[:, :, first:end]))
         return views

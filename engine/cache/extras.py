@@ -1,7 +1,7 @@
 """Pages (Part 12) with an `attend` that has extras: windows, soft caps, sinks, scales. Extension C.
 
-The pages, their plan and their copies are those of a `PageMemory`. Only how a step attends is another: every
-layer stores its new keys and values in the pages, and a kernel that has all extras reads them there.
+The pages, their plan and their copies are those of a `PageMemory`. Only the attention differs: every layer
+stores its new keys and values in the pages, and a kernel that supports all extras reads them there.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ class ExtrasMemory:
         make_plan: MakeExtrasPlan = GatheredWithExtras,
         store: Store = store_by_index,
     ) -> None:
+        """`make_plan` makes the attention of a step, and `store` writes new keys and values into pages."""
         self.memory, self._make_plan, self._store = memory, make_plan, store
 
     def apply(self, copies: Sequence[Copy]) -> None:
@@ -33,12 +34,12 @@ class ExtrasMemory:
 
     def attention(self, batch: Batch) -> ExtrasAttend:
         """The `attend` of one step. What is the same in every layer is computed here, once."""
-        memory = self.memory
-        plan = self._make_plan(memory.pages(batch), tuple(batch.query_start), memory.keys[0])
-        (slots,) = on_device(memory.memory.device, batch.slots)
+        pages = self.memory
+        plan = self._make_plan(pages.pages(batch), tuple(batch.query_start), pages.keys[0])
+        (slots,) = on_device(pages.memory.device, batch.slots)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
-            keys, values = memory.keys[layer], memory.values[layer]
+            keys, values = pages.keys[layer], pages.values[layer]
             self._store(k, v, keys, values, slots)
             return plan(q, keys, values, extras)
 

@@ -6,8 +6,9 @@ The checks count everything anew and use no count of the cache's own, so they ar
 from collections import Counter
 
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.paged import PagedCache
+from engine.cache.paged import Allocation, PagedCache
 from engine.cache.prefix import root
+from engine.requests.request import Request
 from engine.requests.step import Step
 
 
@@ -22,48 +23,49 @@ class Invariants:
         self.cache = cache
         # By sequence id: the table at the last check, and its blocks then. The table itself is kept because
         # `trim` replaces a table, and the new table may be shorter.
-        self._before: dict[str, tuple[BlockTable, list[int]]] = {}
+        self._last_tables: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, step: Step | None = None) -> None:
         """Check all sequences. With a `step` that is about to run, also check that the step writes only
         blocks that its sequences do not share. Raises InvariantError.
         """
-        block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
-        tables = {seq_id: table.blocks.tolist() for seq_id, table in block_tables.items()}
-        held = {seq_id: allocation.held for seq_id, allocation in self.cache.allocations.items()}
-        _check_counts("the cache", self.cache.blocks, list(held.values()))
-        swap = self.cache.swap
+        allocations, swap = self.cache.allocations, self.cache.swap
+        held = [allocation.held for allocation in allocations.values()]
+        _check_counts("the cache", self.cache.blocks, held)
         _check_counts("the swap space", swap.blocks, [swapped.blocks for swapped in swap.sequences.values()])
-        for seq_id, table in tables.items():
-            table_before, before = self._before.get(seq_id, (None, []))
-            if table_before is block_tables[seq_id]:
-                _must(
-                    table[: len(before)] == before,
-                    f"{seq_id}'s table was {before}, now {table}: tables only grow",
-                )
-            blocks = held[seq_id]
-            _must(len(set(blocks)) == len(blocks), f"a block stands twice in {seq_id}'s table {table}")
+        for seq_id, allocation in allocations.items():
             _must(seq_id not in swap, f"{seq_id} is here and in the swap space")
-            self._check_allocation(seq_id, table)
-        self._before = {seq_id: (block_tables[seq_id], table) for seq_id, table in tables.items()}
+            self._check_allocation(seq_id, allocation)
+            self._last_tables[seq_id] = allocation.table, allocation.table.blocks.tolist()
+        for seq_id in self._last_tables.keys() - allocations.keys():
+            del self._last_tables[seq_id]
         if step is not None:
             self._check_step(step)
 
-    def _check_allocation(self, seq_id: str, table: list[int]) -> None:
-        """Check that a block that several sequences share is full of committed tokens in this sequence."""
-        num_committed, P = self.cache.allocations[seq_id].num_committed, self.cache.block_size
+    def _check_allocation(self, seq_id: str, allocation: Allocation) -> None:
+        """Check that the table has grown since the last check or stayed, that no block is in it twice, and
+        that a block that several sequences share is full of committed tokens in this sequence.
+        """
+        table, P = allocation.table.blocks.tolist(), self.cache.block_size
+        last_table, last_blocks = self._last_tables.get(seq_id, (None, []))
+        if last_table is allocation.table:
+            _must(
+                table[: len(last_blocks)] == last_blocks,
+                f"{seq_id}'s table was {last_blocks}, now {table}: tables only grow",
+            )
+        held = allocation.held
+        _must(len(set(held)) == len(held), f"a block stands twice in {seq_id}'s table {table}")
+        num_committed, first_held = allocation.num_committed, allocation.num_given_back
         _must(num_committed <= len(table) * P, f"{seq_id} has {num_committed} tokens in {len(table)} blocks")
-        num_given_back = self.cache.allocations[seq_id].num_given_back
-        for i, block in enumerate(table[num_given_back:], num_given_back):
+        for i, block in enumerate(table[first_held:], first_held):
             if self.cache.blocks.references[block] > 1:
                 _must(
                     (i + 1) * P <= num_committed, f"block {block} is shared, and {seq_id} has not filled it"
                 )
 
     def _check_step(self, step: Step) -> None:
-        """Check that the record's slots are those of each sequence's table, that no block that the step
-        writes is shared or in the prefix cache, and that blocks in the prefix cache are there for their own
-        tokens.
+        """Check that each sequence of the step writes where its table says, and only into blocks that no
+        other sequence reads now or can find, and that the prefix cache knows its blocks for its own tokens.
         """
         batch, P = step.batch, self.cache.block_size
         for s, request in enumerate(step.requests):
@@ -86,31 +88,39 @@ class Invariants:
                     block not in self.cache.prefixes,
                     f"{request.id} writes block {block}, which others may find",
                 )
-            parent = root(request.adapter, request.cache_salt)
-            for i, prefix in enumerate(allocation.chain):
-                expected = tuple(request.token_ids[i * P : (i + 1) * P])
-                _must(prefix.token_ids == expected, f"block {i} of {request.id} is known for other tokens")
-                _must(prefix.parent == parent, f"block {i} of {request.id} is known after another beginning")
-                parent = prefix
+            self._check_chain(request, allocation)
+
+    def _check_chain(self, request: Request, allocation: Allocation) -> None:
+        """Check that each known block of the request is known for the tokens that it holds, and for the
+        blocks before it.
+        """
+        P, parent = self.cache.block_size, root(request.adapter, request.cache_salt)
+        for i, prefix in enumerate(allocation.chain):
+            expected = tuple(request.token_ids[i * P : (i + 1) * P])
+            _must(prefix.token_ids == expected, f"block {i} of {request.id} is known for other tokens")
+            _must(prefix.parent == parent, f"block {i} of {request.id} is known after another beginning")
+            parent = prefix
 
 
 def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) -> None:
-    """Check that each block is either free or referred to, and has as many references as tables with it."""
-    in_tables = Counter(block for table in tables for block in table)
+    """Check that each block is either free or in a table, and has as many references as tables name it.
+    `where` is for the message.
+    """
+    num_tables = Counter(block for table in tables for block in table)  # by block: the tables that name it
     for block, references in enumerate(manager.references):
         _must(
-            references == in_tables[block],
-            f"{where}: block {block} has {references} references, and stands in {in_tables[block]} tables",
+            references == num_tables[block],
+            f"{where}: block {block} has {references} references, and stands in {num_tables[block]} tables",
         )
+        is_free = block in manager.free_queue
         _must(
-            (block in manager.free_queue) == (references == 0),
-            f"{where}: block {block} has {references} references and is "
-            f"{'' if block in manager.free_queue else 'not '}free",
+            is_free == (references == 0),
+            f"{where}: block {block} has {references} references and is {'' if is_free else 'not '}free",
         )
-    num_free = len(manager.free_queue)
+    num_free, num_used = len(manager.free_queue), len(num_tables)
     _must(
-        num_free + len(in_tables) == manager.num_blocks,
-        f"{where}: {num_free} free blocks and {len(in_tables)} in use are not {manager.num_blocks} in all",
+        num_free + num_used == manager.num_blocks,
+        f"{where}: {num_free} free blocks and {num_used} in use are not {manager.num_blocks} in all",
     )
 
 

@@ -46,7 +46,7 @@ class Usage:
 
     num_sequences: int  # sequences that are admitted
     tokens_held: int  # tokens reserved for sequences, used or not
-    tokens_total: int
+    tokens_total: int  # tokens for which the cache has room
 
     @property
     def share(self) -> float:
@@ -62,8 +62,9 @@ class DraftProgress:
     target model's lie in the target's memory.
     """
 
-    num_tokens: int  # the sequence's first tokens whose keys and values the draft model has computed
-    guesses: list[int] = field(default_factory=list)  # drafts behind these: computed, and not confirmed
+    num_tokens: int  # how many of the sequence's first tokens the draft model has computed
+    # Drafts that follow these tokens. The draft model has computed them, but they are not confirmed yet.
+    guesses: list[int] = field(default_factory=list)
 
 
 class Locations(NamedTuple):

@@ -1,8 +1,8 @@
 """The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
-The attention equals that of slots, wherever a step's record says that sequences lie. Each copy of blocks is
-made once. The kernels are arguments: a varlen kernel, and a kernel by which single tokens read pages. This
-module knows only the record of a step: engine/cache/paged.py decides which blocks a sequence has. Part 12.
+Promises the attention of slots (Part 6), whatever blocks a sequence has, and makes each copy of blocks once.
+The kernels are arguments: a varlen kernel, and a kernel by which single tokens read pages. This module knows
+only the record of a step: engine/cache/paged.py decides which blocks a sequence has. Part 12.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class PageMemory:
         self._decode, self._prefill, self._store = decode, prefill, store
         self._kernels_read_pages = self.memory.is_cuda or prefill is not None
         self._contiguous = ContiguousPages(self.memory, kernel)
-        self._num_copies = 0  # copies that are made; the plan numbers them from 0
+        self._num_copies = 0  # how many of the plan's copies are made; the plan numbers them from 0
 
     def plan(self, **options) -> PagedCache:
         """A new plan of these blocks, in which all are free. `options` are those of `PagedCache`."""
@@ -69,8 +69,8 @@ class PageMemory:
         return PagedCache(self.num_blocks, self.block_size, self.num_swap_blocks, **options)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order. A step that is repeated after a failure brings its copies again;
-        those that were made are left out.
+        """Make a step's copies, in order. After a step has failed, the next step has its copies, too; those
+        that were made already are left out.
         """
         for copy in copies:
             if copy.number >= self._num_copies:
@@ -79,7 +79,7 @@ class PageMemory:
                 self._contiguous.forget()
 
     def move(self, copy: Copy) -> None:
-        """Copy blocks of all layers: within the device's memory, out to the host's, or back in."""
+        """Copy blocks, in all layers: within the device's memory, out to the host's memory, or back."""
         source = self.swapped if copy.kind == "in" else self.memory
         target = self.swapped if copy.kind == "out" else self.memory
         (source_blocks,) = on_device(source.device, copy.source)
@@ -109,16 +109,17 @@ class PageMemory:
         positions = np.array(batch.positions)  # [T]
         (slots,) = on_device(self.memory.device, batch.slots)
         # The sequences that are attended row by row, and which of the T rows belong to them.
-        by_row = num_new <= (1 if self._kernels_read_pages else MAX_ROW_BY_ROW)  # [S]
-        row_mask = by_row[sequence]  # [T]
+        max_by_row = 1 if self._kernels_read_pages else MAX_ROW_BY_ROW
+        is_by_row = num_new <= max_by_row  # [S]
+        row_mask = is_by_row[sequence]  # [T]
         groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
-        if by_row.any():
+        if is_by_row.any():
             row_pages = Pages(pages.tables[sequence[row_mask]], positions[row_mask] + 1, self.block_size)
             plan = self._decode(row_pages, self._num_heads, self.keys[0])
             rows = self._index(row_mask)
             groups.append((rows, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
-        if not by_row.all():
-            attend_others = self._attend_sequences(pages.select(~by_row), num_new[~by_row])
+        if not is_by_row.all():
+            attend_others = self._attend_sequences(pages.select(~is_by_row), num_new[~is_by_row])
             groups.append((self._index(~row_mask), attend_others))
         attend_groups = combined_attend(groups)
 
@@ -129,11 +130,14 @@ class PageMemory:
         return attend
 
     def _index(self, mask: np.ndarray) -> slice | Tensor:
-        """What selects the rows of a step for which mask[T] is true: a slice if the rows are neighbours,
-        since indexing with a slice copies nothing; otherwise their indices, on the device.
+        """An index of the rows of a step for which mask[T] is true, of which there is at least one.
+
+        It is a slice if the rows are neighbours, since indexing with a slice copies nothing. Otherwise it is
+        a tensor of their indices, on the device.
         """
         rows = np.flatnonzero(mask)
-        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        are_neighbours = rows[-1] - rows[0] + 1 == len(rows)
+        if are_neighbours:
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return on_device(self.memory.device, rows)[0]
 

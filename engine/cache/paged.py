@@ -9,7 +9,6 @@ swap space, back in) is a `Copy` in the next step's record. Part 12.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -36,8 +35,9 @@ class Allocation:
     # cache as computed by the draft model.
     draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
     num_draft_blocks: int = 0
-    # Blocks before the first token that a layer still sees are given back. The table keeps their numbers, so
-    # that token i still lies in its block i // P, but these blocks may be anybody's.
+    # How many of the first blocks are given back, because no layer sees their tokens any more (Extension C).
+    # The table keeps their numbers, so that token i still lies in block i // P of the table, but other
+    # sequences may use these blocks now.
     num_given_back: int = 0
 
     @property
@@ -76,7 +76,7 @@ class PagedCache:
         self.queried_tokens = self.hit_tokens = 0  # over all admissions, as in vLLM's prefix cache metrics
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._copies: list[Copy] = []  # planned since the last step
-        self._num_copies = 0
+        self._num_copies = 0  # planned since the start, which numbers the copies
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
         self._window = window
 
@@ -99,21 +99,21 @@ class PagedCache:
         if seq.id in self.swap:
             return self._swap_in(seq, num_needed)
         # 1. Find the blocks that are there already.
-        found_blocks, num_cached, chain = self._shared(seq)
-        if found_blocks is None:
+        cached_blocks, num_cached, chain = self._shared(seq)
+        if cached_blocks is None:
             return None
-        # 2. Is there room for the rest? A found block without a reference counts as free, too.
-        num_idle = sum(not self.blocks.references[block] for block in found_blocks)
-        if num_needed - num_cached // self.block_size + num_idle > self.blocks.num_free:
+        # 2. Is there room for the rest? A cached block without a reference counts as free, too, but is taken.
+        num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
+        if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
         # 3. Share full blocks. Copy a block that is not full, since the sequence will write to it next.
         allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=chain)
-        full_blocks = found_blocks[: num_cached // self.block_size]
+        full_blocks = cached_blocks[: num_cached // self.block_size]
         self.blocks.fork(full_blocks)
         allocation.table.append(full_blocks)
         if num_cached % self.block_size:
             copy = self._allocate(1)
-            self._move("fork", found_blocks[-1:], copy)
+            self._move("fork", cached_blocks[-1:], copy)
             allocation.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
         self.hit_tokens += num_cached
@@ -123,16 +123,16 @@ class PagedCache:
         return num_cached
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
-        """The blocks that hold the sequence's first tokens, the number of these tokens, and the chain of the
-        full blocks. The blocks are None if the sequence's parent still computes them: the sequence must wait.
+        """(blocks, n, chain): the blocks that hold the sequence's first n tokens already, and the chain of
+        those blocks that are full. The blocks are None if the sequence must wait, because its parent still
+        computes tokens that both have in common.
         """
         if seq.wants_every_row:
             return [], 0, []
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
         if seq.parent is not None and parent is not None and not parent.num_given_back:
-            # Count the equal first tokens of both. The last token must be computed, for its logits.
-            pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
-            num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            # The last token must be computed, for its logits, so it is never shared.
+            num_equal = _num_equal_first(seq.parent.token_ids, seq.token_ids)
             num_tokens = min(num_equal, len(seq.token_ids) - 1)
             # A decoding parent's newest token is known but not computed, hence the - 1. If more is missing,
             # the parent still computes the shared prompt.
@@ -179,29 +179,35 @@ class PagedCache:
         """As in `KVCacheManager`. Adds blocks that have become full to the prefix cache, and notes there
         which blocks a draft model has computed, too.
         """
-        allocation, P = self.allocations[seq.id], self.block_size
+        allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
         if self._enable_prefix_caching:
             self._share(seq, allocation, num_tokens)
-        if self._window is not None:  # the next query has position num_tokens, and sees its own key, too
-            unseen = max(0, num_tokens + 1 - self._window) // P
-            self.blocks.free(allocation.table.blocks[allocation.num_given_back : unseen].tolist())
-            allocation.num_given_back = max(allocation.num_given_back, unseen)
+        if self._window is not None:
+            self._give_back(allocation, num_tokens, self._window)
 
     def _share(self, seq: CachedSequence, allocation: Allocation, num_tokens: int) -> None:
         """`commit`'s work for the prefix cache."""
-        P = self.block_size
-        if num_tokens >= (len(allocation.chain) + 1) * P:  # a block has become full
-            for i in range(len(allocation.chain), num_tokens // P):
-                parent = allocation.chain[-1] if allocation.chain else root(seq.adapter, seq.cache_salt)
-                prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
-                allocation.chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
+        P, chain = self.block_size, allocation.chain
+        for i in range(len(chain), num_tokens // P):  # the blocks that have become full
+            parent = chain[-1] if chain else root(seq.adapter, seq.cache_salt)
+            prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
+            chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
         if not allocation.draft_progress.num_tokens:
             return
         start, end = allocation.num_draft_blocks, min(allocation.draft_progress.num_tokens, num_tokens) // P
         if start < end:
             self.prefixes.mark_draft_computed(allocation.table.blocks[start:end].tolist())
             allocation.num_draft_blocks = end
+
+    def _give_back(self, allocation: Allocation, num_tokens: int, window: int) -> None:
+        """Free the blocks before the last `window` tokens of the next query, which has position `num_tokens`
+        and sees its own key, too.
+        """
+        num_unseen = max(0, num_tokens + 1 - window) // self.block_size  # blocks
+        if num_unseen > allocation.num_given_back:
+            self.blocks.free(allocation.table.blocks[allocation.num_given_back : num_unseen].tolist())
+            allocation.num_given_back = num_unseen
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
         allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
@@ -218,14 +224,14 @@ class PagedCache:
         swap space first. A sequence that wants every row is never copied: its prompt must be computed again,
         for the logits.
         """
-        num_committed = self.allocations[seq.id].num_committed
+        allocation = self.allocations[seq.id]
+        num_committed = allocation.num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
-        may_swap = self._mode != "recompute" and not seq.wants_every_row
-        may_swap = may_swap and not self.allocations[seq.id].num_given_back  # these are there no more
+        is_complete = not allocation.num_given_back  # blocks that are given back cannot be copied
+        may_swap = self._mode != "recompute" and not seq.wants_every_row and is_complete
         if may_swap and num_committed >= min_tokens:
-            table = self.allocations[seq.id].table
-            blocks = table.blocks[: self.num_blocks_for(num_committed)].tolist()
-            num_draft_tokens = min(self.draft_progress[seq.id].num_tokens, num_committed)
+            blocks = allocation.table.blocks[: self.num_blocks_for(num_committed)].tolist()
+            num_draft_tokens = min(allocation.draft_progress.num_tokens, num_committed)
             swapped = self.swap.put(seq.id, len(blocks), num_committed, num_draft_tokens)
             if swapped is not None:
                 self._move("out", blocks, swapped.blocks)
@@ -243,6 +249,7 @@ class PagedCache:
         self._free(seq)
 
     def _free(self, seq: CachedSequence) -> None:
+        """Forget a sequence, and free its blocks. Does nothing for a sequence that is not admitted."""
         allocation = self.allocations.pop(seq.id, None)
         self.draft_progress.pop(seq.id, None)
         if allocation is not None:
@@ -290,3 +297,11 @@ class PagedCache:
         """
         self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
         self._num_copies += 1
+
+
+def _num_equal_first(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many of the first items of two sequences are equal."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))

@@ -81,7 +81,10 @@ class PrefixCache:
 
     def num_draft_computed(self, blocks: Sequence[int]) -> int:
         """How many of a sequence's first blocks a draft model has computed, too."""
-        return next((i for i, block in enumerate(blocks) if block not in self._draft_computed), len(blocks))
+        for i, block in enumerate(blocks):
+            if block not in self._draft_computed:
+                return i
+        return len(blocks)
 
     def match(
         self, token_ids: Sequence[int], adapter: str | None = None, cache_salt: str | None = None

@@ -117,33 +117,41 @@ class SlotMemory:
         or more sequences with one new token each are attended together (`_decode`). Each other sequence, also
         a lone one with one new token, gets a call of its own (`_one_sequence`).
         """
-        single: list[_Part] = []  # one new token each
-        prompts: list[list[_Part]] = []  # computed from their start; in each list, of neighbouring rows
-        others: list[_Part] = []
+        # 1. Sort the sequences into decodes (one new token each), prompts computed from their start, in runs
+        #    of neighbouring rows, and others.
+        decodes: list[_BatchPart] = []
+        prompt_runs: list[list[_BatchPart]] = []
+        others: list[_BatchPart] = []
+        slots = batch.tables[:, 0].tolist()  # [S]
         row_ranges = pairwise(batch.query_start)
-        for slot, rows, end in zip(batch.tables[:, 0].tolist(), row_ranges, batch.context_lens, strict=True):
-            part = _Part(slot, *rows, end)
+        for slot, (first_row, end_row), end in zip(slots, row_ranges, batch.context_lens, strict=True):
+            part = _BatchPart(slot, first_row, end_row, end)
             self._clear(part)
             if part.num_new == 1:
-                single.append(part)
+                decodes.append(part)
             elif part.num_new < end:
                 others.append(part)
-            elif prompts and prompts[-1][-1].last_row == part.first_row:
-                prompts[-1].append(part)
+            elif prompt_runs and prompt_runs[-1][-1].end_row == first_row:
+                prompt_runs[-1].append(part)
             else:
-                prompts.append([part])
-        if len(single) == 1:
-            others += single  # for one sequence, a plan takes longer than a call of the kernel
+                prompt_runs.append([part])
+        if len(decodes) == 1:
+            others += decodes  # for one sequence, a plan takes longer than a call of the kernel
+        # 2. Make the attention of each group of rows.
         groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
-        if len(single) > 1:
-            (row_index,) = on_device(self._memory.device, [part.first_row for part in single])
-            groups.append((row_index, self._decode(single)))
-        groups += [(slice(run[0].first_row, run[-1].last_row), self._prompts(run)) for run in prompts]
-        groups += [(slice(part.first_row, part.last_row), self._one_sequence(part)) for part in others]
+        if len(decodes) > 1:
+            (row_index,) = on_device(self._memory.device, [part.first_row for part in decodes])
+            groups.append((row_index, self._decode(decodes)))
+        for run in prompt_runs:
+            groups.append((slice(run[0].first_row, run[-1].end_row), self._prompts(run)))
+        for part in others:
+            groups.append((slice(part.first_row, part.end_row), self._one_sequence(part)))
         return combined_attend(groups)
 
-    def _clear(self, part: "_Part") -> None:
-        """If a sequence begins in a slot, set the last one's numbers there to zero: a NaN passes a mask."""
+    def _clear(self, part: "_BatchPart") -> None:
+        """If a sequence begins in a slot, set to zero what the slot's last sequence has written there: it may
+        hold NaN, which a mask does not hide. `Ragged` needs no mask, so nothing is set to zero for it.
+        """
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
             if not supports_ragged(self._memory):
@@ -151,7 +159,7 @@ class SlotMemory:
             written = 0
         self._written[part.slot] = max(part.end, written)
 
-    def _one_sequence(self, part: "_Part") -> Attend:
+    def _one_sequence(self, part: "_BatchPart") -> Attend:
         """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are
         stored in its slot, at their positions; then its queries see the first `end` tokens of the slot. The
         kernel gets views of the slot, so nothing is copied.
@@ -168,10 +176,11 @@ class SlotMemory:
 
         return attend
 
-    def _prompts(self, parts: "list[_Part]") -> Attend:
+    def _prompts(self, parts: "list[_BatchPart]") -> Attend:
         """Attention of prompts computed from their start. They see new keys only, so no slot is read."""
-        store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
-        spans = Spans(starts, starts)
+        store = self._store(parts)
+        starts = tuple(accumulate((part.end for part in parts), initial=0))
+        spans = Spans(starts, starts)  # queries and keys are the same tokens
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             store(layer, k, v)
@@ -179,7 +188,7 @@ class SlotMemory:
 
         return attend
 
-    def _decode(self, parts: "list[_Part]") -> Attend:
+    def _decode(self, parts: "list[_BatchPart]") -> Attend:
         """Attention of several sequences with one new token each, in one call."""
         store = self._store(parts)
         slots, ends = [part.slot for part in parts], [part.end for part in parts]
@@ -191,7 +200,7 @@ class SlotMemory:
 
         return attend
 
-    def _store(self, parts: "list[_Part]") -> Callable[[int, Tensor, Tensor], None]:
+    def _store(self, parts: "list[_BatchPart]") -> Callable[[int, Tensor, Tensor], None]:
         """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in
         their slots, at their positions.
         """
@@ -212,14 +221,14 @@ class SlotMemory:
         return store
 
 
-class _Part(NamedTuple):
-    """One sequence in a step: its slot, and which of the step's T rows are its new tokens."""
+class _BatchPart(NamedTuple):
+    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens."""
 
     slot: int
     first_row: int
-    last_row: int  # exclusive
+    end_row: int  # the row behind the last one
     end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
 
     @property
     def num_new(self) -> int:
-        return self.last_row - self.first_row
+        return self.end_row - self.first_row

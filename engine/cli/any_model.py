@@ -1,6 +1,6 @@
-"""What `ruvon doctor` says of Extension C: whether models without a file of ours can run here.
+"""Extension C's line in `ruvon doctor`: whether models without a file of ours can run here.
 
-It brings no command. Found by its name (engine/cli/extensions.py).
+The extension adds no command. engine/cli/extensions.py finds this module by its name.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ COMMANDS = ()
 
 
 def findings() -> Iterator[tuple[str, bool, str]]:
-    """For `ruvon doctor`: (what, whether it is to be had, how)."""
+    """The lines of `ruvon doctor`: (what is checked, whether it is available, how to use or to get it)."""
     has_transformers = find_spec("transformers") is not None
-    how = "transformers is missing; pip install 'ruvon[transformers]'"
+    message = "transformers is missing; pip install 'ruvon[transformers]'"
     if has_transformers:
-        how = f"transformers {version('transformers')} computes decoders of text without a file of ours"
-    yield "any model", has_transformers, how
+        message = f"transformers {version('transformers')} computes decoders of text without a file of ours"
+    yield "any model", has_transformers, message

@@ -110,7 +110,7 @@ def throughput(
 
 
 def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
-    """Load the LLM. Returns it with SamplingParams for `n` samples of exactly `output_len` tokens each.
+    """(the LLM, SamplingParams for `n` samples of exactly `output_len` tokens each).
 
     Raises CheckpointError if the model cannot be loaded, ValueError if `input_len` and `output_len` together
     are more than the model's longest sequence.
@@ -147,5 +147,6 @@ def _with_bar(iterations: range, description: str) -> Iterable[int]:
 
 
 def _write_json(path: Path | None, figures: dict) -> None:
+    """Write the figures to the file of --output-json, if that flag was given."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=4) + "\n", encoding="utf-8")

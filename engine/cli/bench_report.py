@@ -23,16 +23,17 @@ WIDTH = 50  # characters in a line of the printed report, as in vLLM's
 
 
 def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
-    """The figures under the names of vLLM's benchmark. `measured` is a result of `figures` in
-    engine/load/report.py, with these percentiles and the 50th.
+    """The figures under the names of vLLM's benchmark.
 
-    The latencies of `metrics` are in milliseconds, and 0 if no request was answered; the duration is in
-    seconds.
+    `measured` is a result of `figures` in engine/load/report.py, with `percentiles` and the 50th percentile.
+    `metrics` are the keys of METRIC_NAMES to report, in milliseconds; they are 0 if no request was answered.
+    The duration is in seconds.
     """
     seconds = measured["seconds"]
     num_tokens = measured["prompt_tokens"] + measured["output_tokens"]
-    outcomes = {"ok": measured["answered"]} if measured["answered"] else {}
-    outcomes |= measured["refused"] | measured["failed"]
+    outcomes = measured["refused"] | measured["failed"]  # outcome -> number of requests
+    if measured["answered"]:
+        outcomes = {"ok": measured["answered"]} | outcomes
     result = {
         "duration": seconds,
         "completed": measured["answered"],
@@ -57,9 +58,9 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
 def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
     """(the most pieces of text that came in a second, the most requests that were under way at once).
 
-    As in vLLM, both are of whole answers alone, seconds are counted from when the first of them was sent, and
-    a request is under way from when it was sent to its last text. A server that sends several tokens in a
-    piece has more tokens than pieces.
+    As in vLLM, only requests with a whole answer count. Seconds are counted from the moment when the first of
+    them was sent. A request is under way from when it was sent to its last piece of text. A piece is counted
+    as one token, although a server may send several tokens in a piece.
     """
     answered = [record for record in records if record.ok]
     if not answered:
@@ -71,14 +72,17 @@ def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
         if record.first is not None:
             times = accumulate(record.gaps, initial=record.first)
             pieces.update(int(moment - start) for moment in times)
-        changes += [(record.sent, 1), (record.end if record.last is None else record.last, -1)]
-    under_way = accumulate(change for _, change in sorted(changes))  # at one time, ends come first
-    return float(max(pieces.values(), default=0)), max(under_way)
+        last = record.end if record.last is None else record.last
+        changes += [(record.sent, 1), (last, -1)]
+    changes.sort()  # of changes at the same time, ends come first
+    num_under_way = accumulate(change for _, change in changes)
+    return float(max(pieces.values(), default=0)), max(num_under_way)
 
 
 def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
-    """The lines that vLLM's benchmark prints. `result` comes from `in_vllms_names`, with request_rate,
-    max_concurrency and the two of `peaks` added.
+    """The lines that vLLM's benchmark prints. `result` is that of `in_vllms_names`, with four more entries:
+    request_rate, max_concurrency, and the results of `peaks` as max_output_tokens_per_s and
+    max_concurrent_requests.
     """
     rate = result["request_rate"]
     printed = [" Serving Benchmark Result ".center(WIDTH, "=")]

@@ -2,7 +2,7 @@
 
 The server may be any server with OpenAI's API. The flags and the printed lines are vLLM's. A request's times
 count from when the request was due by --request-rate. With --max-concurrency, they count from when a place
-for the request became free.
+for the request became free. bench_workload.py draws the requests, and bench_report.py has the figures.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -21,30 +20,32 @@ from typing import Annotated, Any
 import typer
 
 from engine.cli.bench_report import METRIC_NAMES, in_vllms_names, lines, peaks
+from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
-from engine.load.plan import Job, text
+from engine.load.plan import Job
 from engine.load.report import Limits, figures
 from engine.load.run import Ask, Run, client, first_model
 
 WORKLOAD, METRICS = "Workload", "Metrics"
 DATASETS = {"random": "random"}  # vLLM's name -> what it is here
-FIELD = "give it as --extra-body '{\"top_p\": 0.9}'"
-RANDOM = "prompts are random words, of lengths drawn from --random-range-ratio"
+# Why flags of vLLM's are absent.
+IN_EXTRA_BODY = "give it as --extra-body '{\"top_p\": 0.9}'"
+RANDOM_PROMPTS = "prompts are random words, of lengths drawn from --random-range-ratio"
 ONE_FILE = "--result-filename takes a path, and --save-result a name with the date"
 # vLLM's flags that this command does not have: the values that are accepted, and why no others.
 NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "dataset_path": ((None,), RANDOM),
-    "random_prefix_len": ((0,), RANDOM),
+    "dataset_path": ((None,), RANDOM_PROMPTS),
+    "random_prefix_len": ((0,), RANDOM_PROMPTS),
     "tokenizer_mode": (("auto",), "the tokenizer is the engine's"),
     "trust_remote_code": ((False,), "no code of a model's is run here"),
-    "top_p": ((1, 1.0), FIELD),
-    "top_k": ((-1, 0), FIELD),
-    "min_p": ((0, 0.0), FIELD),
-    "frequency_penalty": ((0, 0.0), FIELD),
-    "presence_penalty": ((0, 0.0), FIELD),
-    "repetition_penalty": ((1, 1.0), FIELD),
-    "logprobs": ((None,), FIELD),
+    "top_p": ((1, 1.0), IN_EXTRA_BODY),
+    "top_k": ((-1, 0), IN_EXTRA_BODY),
+    "min_p": ((0, 0.0), IN_EXTRA_BODY),
+    "frequency_penalty": ((0, 0.0), IN_EXTRA_BODY),
+    "presence_penalty": ((0, 0.0), IN_EXTRA_BODY),
+    "repetition_penalty": ((1, 1.0), IN_EXTRA_BODY),
+    "logprobs": ((None,), IN_EXTRA_BODY),
     "use_beam_search": ((False,), "a server has no beam search: LLM.beam_search has"),
     "ramp_up_strategy": ((None,), "requests come at one rate: --request-rate, --burstiness"),
     "ready_check_timeout_sec": ((0,), "a server that does not answer is named at once"),
@@ -58,11 +59,11 @@ NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_modules": ((None,), "--served-model-name names one adapter"),
     "insecure": ((False,), "a certificate is always checked"),
 }
-TRIES = 10  # to make a prompt of a given number of tokens
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
-def _workload_flag(help: str, names: tuple[str, ...] = (), **settings):
+def _workload_flag(help: str, names: tuple[str, ...] = (), **settings: Any) -> Any:
+    """The typer option of a flag under the heading WORKLOAD."""
     return typer.Option(*names, help=help, rich_help_panel=WORKLOAD, **settings)
 
 
@@ -148,36 +149,39 @@ def bench_serve(
         limits = _limits(goodput)
         _one_of("--dataset-name", dataset_name, DATASETS)
         for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
-            if not value > 0:
+            if not value > 0:  # also refuses nan
                 raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
         base_url = base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
         url = _url(base_url, endpoint)
-        fields = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
+        fields: dict[str, Any] = {"temperature": temperature}
+        if ignore_eos:
+            fields["ignore_eos"] = True
         fields |= _object("--extra-body", extra_body)
         random = Random(seed)
-        lengths = _lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
-        arrivals = _arrivals(num_prompts, request_rate, burstiness, random)
-        write = _writer(tokenizer, random)
+        lengths = draw_lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
+        arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
+        write_prompt = prompt_writer(tokenizer, random)
         jobs = [
-            Job(at, write(num_input), num_output)
-            for at, (num_input, num_output) in zip(arrivals, lengths, strict=True)
+            Job(due, write_prompt(num_input), num_output)
+            for due, (num_input, num_output) in zip(arrivals, lengths, strict=True)
         ]
 
-    async def run() -> tuple[Run, str]:
+    async def send_all() -> tuple[Run, str]:
+        """Send the warmups, and then the jobs. Returns the run of the jobs, and the model's name."""
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
             name = served_model_name or model or await first_model(http)
             ask = _with_bound(Endpoint(http, name, api, fields=fields, url=url), max_concurrency)
             now = asyncio.get_running_loop().time()
             await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
-            requests = Run(ask)
-            await requests.watch(requests.open_loop(jobs), _bar(len(jobs)))
-            return requests, name
+            run = Run(ask)
+            await run.watch(run.open_loop(jobs), _bar(len(jobs)))
+            return run, name
 
     try:
-        requests, name = asyncio.run(run())
+        run, name = asyncio.run(send_all())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
-    measured = figures(requests.records, requests.start, requests.wakeup_delays, limits, (50, *percentiles))
+    measured = figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
     date = f"{datetime.now():%Y%m%d-%H%M%S}"
     result = {
         "date": date,
@@ -190,7 +194,7 @@ def bench_serve(
         "max_concurrency": max_concurrency,
     }
     result |= in_vllms_names(measured, metrics, percentiles)
-    result["max_output_tokens_per_s"], result["max_concurrent_requests"] = peaks(requests.records)
+    result["max_output_tokens_per_s"], result["max_concurrent_requests"] = peaks(run.records)
     for line in lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
@@ -201,66 +205,9 @@ def bench_serve(
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
-def _lengths(
-    number: int, input_len: int, output_len: int, range_ratio: float, random: Random
-) -> list[tuple[int, int]]:
-    """(tokens of the prompt, tokens of the output) of each request. The given lengths are averages: each is
-    drawn from `range_ratio` below its average to `range_ratio` above.
-    """
-
-    def random_length(average: int) -> int:
-        return max(1, round(average * random.uniform(1 - range_ratio, 1 + range_ratio)))
-
-    return [(random_length(input_len), random_length(output_len)) for _ in range(number)]
-
-
-def _arrivals(number: int, rate: float, burstiness: float, random: Random) -> list[float]:
-    """When each request is due, in seconds from the start: `rate` requests a second, all at the start with an
-    infinite rate.
-
-    The gaps have a gamma distribution of shape `burstiness`: 1 makes a Poisson process, an infinite one even
-    gaps. As in vLLM, they are scaled so that the last request is due at exactly number / rate.
-    """
-    if rate == math.inf:
-        return [0.0] * number
-    if burstiness == math.inf:
-        gaps = [1.0] * number
-    else:
-        gaps = [random.gammavariate(burstiness, 1.0) for _ in range(number)]
-    total = sum(gaps)  # 0 if all are too small for a number
-    times = accumulate(gap / total for gap in gaps) if total else (1.0 for _ in gaps)
-    return [share * number / rate for share in times]
-
-
-def _writer(tokenizer: str | None, random: Random) -> Callable[[int], str]:
-    """The function that makes a random prompt of so many tokens: about so many without a tokenizer, and
-    exactly with the name of a model's.
-
-    Raises CheckpointError if the tokenizer cannot be read, and the function ValueError if the tokenizer makes
-    no such prompt.
-    """
-    if tokenizer is None:
-        return lambda num_tokens: text(num_tokens, random)
-    from engine.text.tokenizer import Tokenizer
-
-    encoder = Tokenizer.from_pretrained(tokenizer)
-
-    def write(num_tokens: int) -> str:
-        for _ in range(TRIES):
-            words = text(num_tokens, random)
-            while len(token_ids := encoder.encode(words)) < num_tokens:
-                words += " " + text(num_tokens - len(token_ids), random)
-            words = encoder.decode(token_ids[:num_tokens])
-            if len(encoder.encode(words)) == num_tokens:
-                return words
-        raise ValueError(f"--tokenizer {tokenizer}: no prompt of {num_tokens} tokens is found")
-
-    return write
-
-
 def _url(base_url: str, endpoint: str | None) -> str | None:
-    """Where requests are sent: the path `endpoint` on the server; None: not given. Raises ValueError if
-    `endpoint` is not a path.
+    """Where requests are sent: the path `endpoint` on the server. None if `endpoint` is None: requests are
+    then sent to the usual path of the API. Raises ValueError if `endpoint` is not a path.
     """
     if endpoint is None:
         return None
@@ -269,16 +216,16 @@ def _url(base_url: str, endpoint: str | None) -> str | None:
     return base_url.rstrip("/").removesuffix("/v1") + endpoint
 
 
-def _object(flag: str, given: str | None) -> dict[str, Any]:
-    """The JSON object that a flag has; {} if it is not given. Raises ValueError for anything else."""
-    if given is None:
+def _object(flag: str, text: str | None) -> dict[str, Any]:
+    """The JSON object in the value of a flag; {} for None. Raises ValueError if the text is anything else."""
+    if text is None:
         return {}
     try:
-        fields = json.loads(given)
+        fields = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{flag}: not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{flag} {given}: a JSON object is accepted")
+        raise ValueError(f"{flag} {text}: a JSON object is accepted")
     return fields
 
 
@@ -328,15 +275,18 @@ def _limits(goodput: list[str] | None) -> Limits | None:
     """
     if not goodput:
         return None
-    limit_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
-    try:
-        pairs = [limit.partition(":")[::2] for limit in goodput]  # (name, milliseconds)
-        seconds = {limit_names[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
-        is_twice = len(seconds) < len(pairs)
-        if is_twice or not all(limit > 0 for limit in seconds.values()):
-            raise ValueError
-        return Limits(**seconds)
-    except (KeyError, ValueError):
-        raise ValueError(
-            f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
-        ) from None
+    field_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
+    seconds: dict[str, float] = {}
+    for limit in goodput:
+        name, _, milliseconds = limit.partition(":")
+        field = field_names.get(name)
+        try:
+            value = float(milliseconds) / 1e3
+        except ValueError:
+            value = 0.0  # no number: refused below
+        if field is None or field in seconds or not value > 0:
+            raise ValueError(
+                f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
+            )
+        seconds[field] = value
+    return Limits(**seconds)

@@ -82,6 +82,7 @@ def top(
     from engine.client.untrusted import printable
 
     try:
+        # `enough` is asked after each drawing of the board: True ends the command.
         watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")

@@ -1,13 +1,14 @@
 """`ruvon cluster`: the app of `ruvon serve` in several processes, behind Ray Serve's proxy. Extension A.
 
-A request's way: Ray's proxy (one on each machine that has a replica) reads it, its router chooses a replica,
-and the replica's app (replica.py) answers through Ray; chunks of a stream pass as they come.
+A request's way: Ray's proxy (one on each machine that has a replica) reads the request. The proxy's router
+chooses a replica. The replica's app (replica.py) answers through Ray, and each chunk of a stream is passed on
+at once.
 
-Promises that Ray replaces a replica whose process has died or whose engine has ended or hangs; that Ctrl-C
-and SIGTERM refuse new requests, let those under way end as `ruvon serve` does, and leave no process of Ray's
-that was started here.
+Promises that Ray replaces a replica whose process has died or whose engine has ended or hangs. Promises also
+that on Ctrl-C and SIGTERM new requests are refused, requests under way end as those of `ruvon serve` do, and
+no process of Ray is left that was started here.
 
-Imports Ray: extra `cluster`. engine/cli/many_devices.py has the flags.
+Needs Ray, which the extra `cluster` installs. engine/cli/many_devices.py has the flags.
 """
 
 import logging
@@ -35,57 +36,65 @@ from engine.wiring.engine_args import EngineArgs
 from engine.wiring.loading import public_name
 
 NAME = "ruvon"  # of the application and its deployment
-OBJECT_STORE_BYTES = 2**27  # of shared memory, of which answers need next to nothing; Ray's default is 30%
-HEALTH_SECONDS = 1  # between two questions whether a replica is well; three bad answers, and it is replaced
-SILENT_SECONDS = 10  # without an answer: a bad one
-QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Ray writes a line for each request
-POLL_SECONDS = 0.2  # between two looks of this command at what it waits for
+OBJECT_STORE_BYTES = 2**27  # of shared memory; answers need hardly any, and Ray's default is 30% of it all
+HEALTH_CHECK_SECONDS = 1  # between two health checks; Ray replaces a replica that has failed three
+HEALTH_CHECK_TIMEOUT = 10  # in seconds: a health check without an answer has failed
+QUIET = {"log_level": "WARNING", "enable_access_log": False}  # by default, Ray logs a line for each request
+POLL_SECONDS = 0.2  # between two looks at whatever this command waits for
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"  # by the header x-session-id
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-Signals = queue.SimpleQueue[int]  # that have come and were not dealt with
-SEATS = {True: 256, False: 16}  # on a GPU, or not: the default of max_num_seqs
+SignalQueue = queue.SimpleQueue[int]  # numbers of the signals that have come and are not handled yet
+GPU_SEQS, CPU_SEQS = 256, 16  # the defaults of max_num_seqs, with and without a GPU
 
 
 def application(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> Any:
-    """What Ray Serve is to run. Ray must have been started: its machines say what a replica may take.
+    """The application that Ray Serve runs. Ray must have been started, because the share of a replica depends
+    on the machines of Ray's cluster.
 
-    Raises CheckpointError or ValueError for what no replica could do.
+    Raises CheckpointError or ValueError as `check` does.
     """
     check(args, flags)
     has_gpu = str(args.device) != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
     num_gpus = args.tensor_parallel_size if has_gpu else 0
     cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    most = scale.max_replicas or scale.replicas
-    num_cpus = scale.num_cpus or (1 if has_gpu else share_of_cores(cores, most))
+    max_replicas = scale.max_replicas or scale.replicas
+    num_cpus = scale.num_cpus or (1 if has_gpu else share_of_cores(cores, max_replicas))
     if scale.max_replicas is None:
         settings: dict[str, Any] = {"num_replicas": scale.replicas}
     else:
+        max_num_seqs = args.max_num_seqs or (GPU_SEQS if has_gpu else CPU_SEQS)
         autoscaling = {
             "min_replicas": scale.min_replicas or 1,
             "initial_replicas": scale.replicas,
             "max_replicas": scale.max_replicas,
-            "target_ongoing_requests": scale.target_ongoing_requests or args.max_num_seqs or SEATS[has_gpu],
+            "target_ongoing_requests": scale.target_ongoing_requests or max_num_seqs,
         }
         settings = {"autoscaling_config": autoscaling}
     if scale.sticky_sessions:
         settings["request_router_config"] = {"request_router_class": ROUTER}
-    seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
-        max_ongoing_requests=MAX_REQUESTS,  # the app itself refuses before that, in OpenAI's words
-        graceful_shutdown_timeout_s=seconds + LAST_EVENT_SECONDS,
-        health_check_period_s=HEALTH_SECONDS,
-        health_check_timeout_s=SILENT_SECONDS,
-        max_constructor_retry_count=1,  # what is wrong with a model is wrong the second time, too
+        max_ongoing_requests=MAX_REQUESTS,  # the app refuses requests before that, with OpenAI's errors
+        graceful_shutdown_timeout_s=_shutdown_seconds(flags) + LAST_EVENT_SECONDS,
+        health_check_period_s=HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT,
+        max_constructor_retry_count=1,  # a model that cannot be loaded once cannot be loaded the next time
         **settings,
     )
     return deployment.bind(args, flags, os.getcwd())
 
 
+def _shutdown_seconds(flags: ServeFlags) -> float:
+    """How many seconds the answers under way have after Ctrl-C or SIGTERM."""
+    return SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
+
+
 def check(args: EngineArgs, flags: ServeFlags) -> None:
-    """Say what is wrong before a process is started. Raises CheckpointError or ValueError."""
+    """Check what can be checked before a process is started. Raises CheckpointError or ValueError for options
+    that no replica could meet.
+    """
     if flags.lora_dir:
         raise ValueError(
             "--lora-dir: an adapter that a client loads would be in one replica only; name adapters with "
@@ -99,61 +108,76 @@ def check(args: EngineArgs, flags: ServeFlags) -> None:
 
 
 def share_of_cores(cores: list[int], replicas: int) -> int:
-    """The most cores a replica can have so that all find room on machines with these; at least 1."""
-    return next((n for n in range(max(cores), 1, -1) if sum(core // n for core in cores) >= replicas), 1)
+    """The largest number of cores per replica with which all replicas fit on the machines; at least 1.
+    `cores` has each machine's number of cores.
+    """
+    for share in range(max(cores), 1, -1):
+        if sum(machine_cores // share for machine_cores in cores) >= replicas:
+            return share
+    return 1
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """For a Serve config file, such as a RayService's: `import_path: engine.cli.cluster:build`, and as `args`
-    the flags of `ruvon cluster`, with underscores. Raises ValueError, or TypeError: there is no such flag.
+    """The application for a Serve config file, such as a RayService's. The file names this function as
+    `import_path: engine.cli.cluster:build`. Its `args` are the flags of `ruvon cluster`, with underscores.
+
+    Raises what `application` raises, and TypeError for an unknown flag.
     """
-    kinds: tuple[type, ...] = (ServeFlags, ClusterFlags)
-    of_kind = [
-        {spec.name: arguments[spec.name] for spec in fields(k) if spec.name in arguments} for k in kinds
-    ]
-    rest = {name: value for name, value in arguments.items() if not any(name in taken for taken in of_kind)}
-    flags, scale = ServeFlags(**of_kind[0]), ClusterFlags(**of_kind[1])
-    return application(EngineArgs(**rest), flags, scale)
+    engine_options = dict(arguments)
+    flags = ServeFlags(**_pop_fields(engine_options, ServeFlags))
+    scale = ClusterFlags(**_pop_fields(engine_options, ClusterFlags))
+    return application(EngineArgs(**engine_options), flags, scale)
+
+
+def _pop_fields(options: dict[str, Any], record: type) -> dict[str, Any]:
+    """Remove the fields of the dataclass `record` from `options`, and return those that were there."""
+    names = [spec.name for spec in fields(record)]
+    return {name: options.pop(name) for name in names if name in options}
 
 
 def run(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> None:
-    """Serve until SIGINT or SIGTERM. Raises CheckpointError, ValueError; SystemExit: no replica starts."""
+    """Serve until SIGINT or SIGTERM. Raises CheckpointError or ValueError for wrong options, SystemExit if no
+    replica can start.
+    """
     check(args, flags)
     flags = replace(flags, api_key=flags.key())
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    _listen_to(signals)
-    # Ray logs all it does into /tmp/ray/session_latest/logs; here only what went wrong is wanted.
+    signals: SignalQueue = queue.SimpleQueue()
+    previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    _put_signals_into(signals)
+    # All that Ray logs is in /tmp/ray/session_latest/logs. The terminal gets only warnings and errors.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        joined = join()
+        joined = join_cluster()
         if joined and serve.status().proxies:
             raise ValueError(
                 "Ray Serve runs on this Ray cluster already, with an address of its own; end it (serve "
                 "shutdown), or start another Ray with RAY_ADDRESS=local"
             )
-        flags = replace(flags, port=free_port(flags.host, flags.port))
+        flags = replace(flags, port=checked_port(flags.host, flags.port))
         if not joined:
             options = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             ray.init(address="local", logging_level="ERROR", **options)
-        _listen_to(signals)  # Ray has set a handler of its own
+        _put_signals_into(signals)  # again, because `ray.init` has set a handler of its own
         _serve(args, flags, scale, joined, signals)
     finally:
         ray.shutdown()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _listen_to(signals: Signals) -> None:
-    """Signals are put here, and not raised: Ray's own code does not bear an exception anywhere in it."""
+def _put_signals_into(signals: SignalQueue) -> None:
+    """From now on, put each signal of SIGNALS into the queue. A handler that raises, as Python's default for
+    Ctrl-C does, could interrupt Ray's code anywhere.
+    """
     for number in SIGNALS:
         signal.signal(number, lambda number, _: signals.put(number))
 
 
-def join() -> bool:
-    """Connect to the Ray cluster that this machine is in, or RAY_ADDRESS names. Returns whether there is one.
+def join_cluster() -> bool:
+    """Connect to the Ray cluster that this machine is in, or that RAY_ADDRESS names. Returns whether there is
+    such a cluster.
 
-    Raises ValueError: the one that RAY_ADDRESS names does not answer.
+    Raises ValueError if the cluster that RAY_ADDRESS names does not answer.
     """
     address = os.environ.get("RAY_ADDRESS")
     if address == "local":
@@ -168,9 +192,9 @@ def join() -> bool:
     return True
 
 
-def free_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0: Ray's proxy, another process, opens it a moment later. Raises ValueError:
-    it cannot be had.
+def checked_port(host: str, port: int) -> int:
+    """`port`, or a free one for port 0. Checks that the port is free, and leaves it for Ray's proxy, another
+    process, to open. Raises ValueError if the system refuses the host or the port.
     """
     sockets = listen(host, port)
     number = sockets[0].getsockname()[1]
@@ -179,15 +203,19 @@ def free_port(host: str, port: int) -> int:
     return number
 
 
-def _serve(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: bool, signals: Signals) -> None:
-    """Deploy, wait for signals, and take all down again."""
+def _serve(
+    args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: bool, signals: SignalQueue
+) -> None:
+    """Start the replicas, handle signals until one of them ends the command, and stop the replicas.
+
+    `joined`: whether Ray's cluster was there before this command.
+    """
     app = application(args, flags, scale)
     if not joined:
         _refuse_too_many(app, scale)
-    seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
     host = f"[{flags.host}]" if ":" in flags.host else flags.host
     name = (flags.served_model_name or [public_name(args.model)])[0]
-    ready = (
+    ready_message = (
         f"{scale.replicas} replicas of {name} at http://{host}:{flags.port}; Ctrl-C ends them, SIGHUP to "
         f"{os.getpid()} restarts one after another"
     )
@@ -198,7 +226,7 @@ def _serve(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: boo
         while True:
             if not is_ready and _is_running():
                 is_ready = has_served = True
-                print(ready, file=sys.stderr, flush=True)
+                print(ready_message, file=sys.stderr, flush=True)
             try:
                 number = signals.get(timeout=None if is_ready else POLL_SECONDS)
             except queue.Empty:
@@ -208,38 +236,43 @@ def _serve(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: boo
             _deploy(app)
             is_ready = False
         if has_served:
-            _drain(seconds, signals)
+            _drain(_shutdown_seconds(flags), signals)
     finally:
         serve.delete(NAME)  # returns when each replica has ended in order
-        if joined:
+        if joined:  # otherwise `run` ends all of Ray
             serve.shutdown()
 
 
 def _refuse_too_many(app: Any, scale: ClusterFlags) -> None:
-    """Ray would wait for machines, and none will come. Raises ValueError."""
-    wanted = app._bound_deployment.ray_actor_options
+    """Raise ValueError if the replicas need more than this machine has. Ray would wait for further machines,
+    which do not come, because this Ray was started here.
+    """
+    options = app._bound_deployment.ray_actor_options
     replicas = scale.max_replicas or scale.replicas
     for resource, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        each, there = wanted.get(option) or 0, ray.cluster_resources().get(resource, 0)
-        if each * replicas > there:
+        per_replica = options.get(option) or 0
+        available = ray.cluster_resources().get(resource, 0)
+        if per_replica * replicas > available:
             hint = "; try --num-cpus with less" if resource == "CPU" else ""
             raise ValueError(
-                f"{replicas} replicas with {each:g} {resource} each: this machine has {there:g}{hint}"
+                f"{replicas} replicas with {per_replica:g} {resource} each: this machine has "
+                f"{available:g}{hint}"
             )
 
 
 def _deploy(app: Any) -> None:
-    """Start the replicas; or replace those of an earlier call, one after another. Does not wait for them."""
+    """Start the replicas, or replace those of an earlier call one after another. Does not wait until the new
+    replicas run.
+    """
     is_first = NAME not in serve.status().applications
-    serve.run_many(
-        [serve.RunTarget(app, NAME, "/", logging_config=QUIET)], wait_for_applications_running=False
-    )
-    while not is_first and _is_running():  # still by the old ones
+    target = serve.RunTarget(app, NAME, "/", logging_config=QUIET)
+    serve.run_many([target], wait_for_applications_running=False)
+    while not is_first and _is_running():  # until Ray has begun to replace the old replicas
         time.sleep(POLL_SECONDS)
 
 
 def _is_running() -> bool:
-    """Whether all replicas are there. Raises SystemExit: they cannot be started."""
+    """Whether all replicas run. Raises SystemExit if they cannot be started."""
     status = serve.status().applications.get(NAME)
     if status and status.status == "DEPLOY_FAILED":
         messages = [deployment.message for deployment in status.deployments.values()]
@@ -247,22 +280,22 @@ def _is_running() -> bool:
     return status is not None and status.status == "RUNNING"
 
 
-def _drain(seconds: float, signals: Signals) -> None:
-    """The end of `ruvon serve`, for all replicas: new requests are refused, those under way have `seconds`,
-    or until a second signal; then they end with what they have.
+def _drain(seconds: float, signals: SignalQueue) -> None:
+    """Shut all replicas down as `ruvon serve` shuts down. New requests are refused. Requests under way have
+    `seconds`, or until a second signal, and then end with the tokens they have.
     """
     handle = serve.get_app_handle(NAME)
 
-    def ask(method: str, *arguments: float) -> list[Any]:
-        """Every replica's answer; none where there is no replica to ask."""
+    def ask_all(method: str, *arguments: float) -> list[Any]:
+        """Each replica's answer to a call of `method`; [] if no replica answers."""
         try:
             response = handle.broadcast(method, *arguments)
             return response.results(timeout_s=ANSWER_SECONDS, return_exceptions=True)
         except (TimeoutError, RayServeException):
             return []
 
-    ask("begin_shutdown", seconds)
+    ask_all("begin_shutdown", seconds)
     deadline = time.monotonic() + seconds
-    while False in ask("is_idle") and signals.empty() and time.monotonic() < deadline:
+    while False in ask_all("is_idle") and signals.empty() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    ask("end_all")
+    ask_all("end_all")

@@ -82,32 +82,39 @@ def findings() -> Iterator[Finding]:
         yield from (Finding(*finding) for finding in module.findings())
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        message = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
+        message = use
+        if missing:
+            message += f": {', '.join(missing)} is missing; pip install 'ruvon[{name}]'"
         yield Finding(f"extra {name}", not missing, message)
     for name, use in PROGRAMS.items():
         path = shutil.which(name)
-        absent = f"not found; only {use} want it: tools/install_test_tools.sh"
-        yield Finding(name, path is not None, f"{path}: {use}" if path else absent)
+        message = f"{path}: {use}"
+        if path is None:
+            message = f"not found; only {use} want it: tools/install_test_tools.sh"
+        yield Finding(name, path is not None, message)
 
 
 def _machine() -> Iterator[Finding]:
     """Check the processor and its memory, and estimate from the memory's speed how long a token takes."""
     import torch
 
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    num_cores = os.cpu_count() or 1
+    num_usable = num_cores
+    if hasattr(os, "sched_getaffinity"):  # on Linux, where a process may be confined to some of the cores
+        num_usable = len(os.sched_getaffinity(0))
     threads = f"{torch.get_num_threads()} threads by default"
-    yield Finding("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
+    yield Finding("CPU", True, f"{_processor()}, {num_usable} of {num_cores} cores to use, {threads}")
     free, total = host_memory()
     if total is not None:
         free_text = "" if free is None else f", {free / 2**30:.1f} of them free"
         yield Finding("memory", True, f"{total / 2**30:.1f} GiB{free_text}")
-    rate = copy_rate(torch.device("cpu"))
-    yield Finding("memory speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy, just now")
+    bytes_per_second = copy_rate(torch.device("cpu"))
+    speed = f"{bytes_per_second / 1e9:.1f} GB/s, read and written by a copy, just now"
+    yield Finding("memory speed", True, speed)
     if "storyteller" in embedded_models():
         size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
-        small = f"storyteller's {size / 1e6:.1f} MB in {size / rate * 1e3:.1f} ms"
-        large = f"7 billion weights of 16 bits in {14e9 / rate:.1f} s"
+        small = f"storyteller's {size / 1e6:.1f} MB in {size / bytes_per_second * 1e3:.1f} ms"
+        large = f"7 billion weights of 16 bits in {14e9 / bytes_per_second:.1f} s"
         yield Finding("a token", True, f"reads all weights, and so takes about: {small}, {large}")
 
 
@@ -131,21 +138,20 @@ def copy_rate(device) -> float:
 
 
 def _gpus() -> Iterator[Finding]:
+    """Check each GPU: whether our kernels run on it, and the speed of its memory."""
     import torch
 
     if not torch.cuda.is_available():
-        why = (
-            "PyTorch sees no NVIDIA GPU: is there one, with its driver (nvidia-smi)"
-            if torch.version.cuda
-            else "this PyTorch is built without CUDA"
-        )
-        yield Finding("GPU", False, f"{why}; all runs on the CPU")
+        reason = "this PyTorch is built without CUDA"
+        if torch.version.cuda:
+            reason = "PyTorch sees no NVIDIA GPU: is there one, with its driver (nvidia-smi)"
+        yield Finding("GPU", False, f"{reason}; all runs on the CPU")
         return
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         is_supported = (gpu.major, gpu.minor) >= (8, 0)
-        rate = copy_rate(torch.device("cuda", index))
-        message = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, copies at {rate / 1e9:,.0f} GB/s"
+        speed = copy_rate(torch.device("cuda", index)) / 1e9
+        message = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, copies at {speed:,.0f} GB/s"
         if not is_supported:
             message += f"; our kernels need compute capability 8.0, it has {gpu.major}.{gpu.minor}"
         yield Finding(f"GPU {index}", is_supported, message)
@@ -158,20 +164,22 @@ def _triton() -> Finding:
     from engine.wiring.attention_kernel import why_no_triton
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    why = why_no_triton(64, device, torch.float32)
-    message = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
-    return Finding("Triton kernels", not why, message)
+    reason = why_no_triton(64, device, torch.float32)
+    message = f"attention='triton' {reason}" if reason else f"triton {_version('triton')}"
+    return Finding("Triton kernels", not reason, message)
 
 
 def _compiled_c() -> Finding:
+    """Whether our C code for int8 weights can be compiled here."""
     from engine.machine.compiled import why_not
     from engine.quantization.int8_rows import SOURCE
 
-    why = why_not(SOURCE)
-    return Finding("C of ours", not why, f"int8's product on a CPU: {why or 'compiled'}")
+    reason = why_not(SOURCE)
+    return Finding("C of ours", not reason, f"int8's product on a CPU: {reason or 'compiled'}")
 
 
 def _models() -> Iterator[Finding]:
+    """The models that need no download: embedded ones, and those in the Hugging Face hub's cache."""
     from engine.cli.models import cached_models
     from engine.models.config import architectures
 
@@ -184,6 +192,7 @@ def _models() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str:
+    """The version of an installed package, or a text that says that it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""What lettered extensions bring to the command line: a module here, named by the slug. Part 20.
+"""Finds the commands of lettered extensions. Part 20.
 
-Such a module has COMMANDS, a tuple of functions that become commands of `ruvon`; and `findings`, which yields
-what `ruvon doctor` says of it.
+An extension that adds to the command line has a module in this room, named by the extension's slug. The
+module has COMMANDS, a tuple of functions that become commands of `ruvon`, and `findings`, which yields the
+extension's lines in `ruvon doctor`.
 """
 
 from importlib import import_module

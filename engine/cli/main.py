@@ -19,6 +19,7 @@ from engine.cli.options import Command, refusals, takes_engine_args, with_dashes
 from engine.cli.replay import replay
 from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
+from engine.cli.trace import trace
 from engine.demo.server import ROOT, environment
 from engine.wiring.engine_args import EngineArgs
 
@@ -96,7 +97,7 @@ for command, example in (
 app.add_typer(bench, name="bench", rich_help_panel=RUN_TOPIC)
 for command in (chat, ui, top):
     app.command(rich_help_panel=CLIENT_TOPIC)(command)
-for command in (tokenize, models, doctor, replay):
+for command in (tokenize, models, doctor, replay, trace):
     app.command(rich_help_panel=INSPECT_TOPIC)(command)
 
 

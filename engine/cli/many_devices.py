@@ -1,4 +1,4 @@
-"""The command `ruvon cluster` and its flags, and what `ruvon doctor` says of several devices. Extension A.
+"""The command `ruvon cluster`, its flags, and the lines of `ruvon doctor` on several devices. Extension A.
 
 Promises that a wrong flag, or a port in use, is refused in one line before Ray is started. The replicas
 themselves are in engine/cli/replica.py. Imports no torch at the top, since `ruvon --help` reads this file.
@@ -21,7 +21,9 @@ REPLICAS = "How many replicas"  # a heading in the help
 
 @dataclass(frozen=True)
 class ClusterFlags:
-    """How many engines there are, what each takes of a machine, and who gets a request. Each is a flag."""
+    """How many engines there are, how much of a machine each takes, and which engine gets a request. Each
+    field is a flag. Raises ValueError for a value out of range, and for fields that need another field.
+    """
 
     replicas: Annotated[int, flag(REPLICAS, "Engines, each with the whole model.", min=1)] = 2
     min_replicas: Annotated[
@@ -85,7 +87,7 @@ def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) ->
 
 
 def findings() -> Iterator[tuple[str, bool, str]]:
-    """The lines of `ruvon doctor`: (what it is, whether this machine has it, how to use or to get it)."""
+    """The lines of `ruvon doctor`: (what is checked, whether it is available, how to use or to get it)."""
     import torch  # imported here, since the import takes a second
 
     from engine.parallel.shards import accepted_sizes

@@ -25,7 +25,7 @@ CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  #
 # Typer reads these types. The flag of a field of any other type is read as text.
 TYPER_TYPES = (bool, int, float, list[str])
 SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative_config": "-sc"}  # vLLM's
-FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # the letter behind a number -> its factor
 FACTORS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
 _HIDDEN = typer.Option(hidden=True)
@@ -41,9 +41,9 @@ def whole_number(text: str | int) -> int:
     """The number that a flag's text means, by vLLM's rule: 1k is 1,000 and 1K is 1,024; so for m, g and t.
     Decimals such as 1.5k are accepted before a small letter. Raises typer.BadParameter for another text.
     """
-    found = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
-    if found:
-        digits, decimals, letter = found.groups()
+    number = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
+    if number:
+        digits, decimals, letter = number.groups()
         if decimals is None:
             return int(digits) * FACTORS.get(letter, 1)
         if letter and letter.islower():
@@ -60,19 +60,19 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse `args`, in which `--name a b` means `--name a --name b`."""
-        names = {name for param in self.params if param.multiple for name in param.opts}
-        spread: list[str] = []
-        name = None  # of the option that takes the next argument, if it takes several
+        multiple_options = {name for param in self.params if param.multiple for name in param.opts}
+        expanded: list[str] = []
+        option = None  # the last option, if it takes several values
         for i, argument in enumerate(args):
-            if argument == "--":
-                spread += args[i:]
+            if argument == "--":  # what follows are arguments, even with a dash before them
+                expanded += args[i:]
                 break
             if argument.startswith("-"):
-                name = argument if with_dashes(argument) in names else None
-            elif name and args[i - 1] != name:
-                spread.append(name)
-            spread.append(argument)
-        return super().parse_args(ctx, spread)
+                option = argument if with_dashes(argument) in multiple_options else None
+            elif option and args[i - 1] != option:  # a second or later value
+                expanded.append(option)
+            expanded.append(argument)
+        return super().parse_args(ctx, expanded)
 
 
 @contextmanager
@@ -134,12 +134,19 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in (_model_argument(bool(arguments)), *arguments, *flags, *options)
         ]
-        # Typer reads the signature from this attribute, which mypy does not know.
-        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        set_parameters(from_flags, signature, parameters)
         return takes_neutral_flags(name or command.__name__, NEUTRAL)(from_flags)
 
     return decorate
+
+
+def set_parameters(
+    command: Callable, signature: inspect.Signature, parameters: Sequence[inspect.Parameter]
+) -> None:
+    """Give `command` the signature, with these parameters in place of its own. Typer makes a flag of each."""
+    # Typer reads both attributes. mypy does not know that a function's signature can be set.
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def takes_neutral_flags(
@@ -164,18 +171,13 @@ def takes_neutral_flags(
                     _refuse_unless_neutral(flag, flag_values.pop(flag, None), *neutral[flag])
             command(**flag_values)
 
-        hidden = [
-            inspect.Parameter(
-                flag,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[bool | None if _is_switch(values) else str | None, _HIDDEN],
-            )
-            for flag, (values, _) in neutral.items()
-        ]
-        parameters = [*signature.parameters.values(), *hidden]
-        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        hidden = []
+        for flag, (values, _) in neutral.items():
+            value_type: Any = bool | None if _is_switch(values) else str | None
+            annotation = Annotated[value_type, _HIDDEN]
+            kind = inspect.Parameter.KEYWORD_ONLY
+            hidden.append(inspect.Parameter(flag, kind, default=None, annotation=annotation))
+        set_parameters(from_flags, signature, [*signature.parameters.values(), *hidden])
         return from_flags
 
     return decorate
@@ -187,19 +189,27 @@ def _is_switch(values: Sequence[Any]) -> bool:
 
 
 def _refuse_unless_neutral(flag: str, given: Any, accepted: tuple[Any, ...], reason: str) -> None:
-    """Raise ValueError if the value given to a flag is not among the accepted ones. None: it is not given."""
+    """Raise ValueError if a flag was given with a value that is not accepted. `given` is None if the flag was
+    not given, a bool for a switch, and else the text of the value.
+    """
+    if given is None:
+        return
     value = given
     if isinstance(given, str):
         with suppress(json.JSONDecodeError):  # a text that is no JSON means itself
             value = json.loads(given)
-    if given is None or any(type(value) is type(other) and value == other for other in accepted):
+    # Types are compared, too, because False == 0 in Python.
+    if any(type(value) is type(neutral) and value == neutral for neutral in accepted):
         return
-    values = [json.dumps(other) if not isinstance(other, str) else other for other in accepted]
     flag = with_dashes(flag)
-    shown = f"--{flag}" if given is True else f"--no-{flag}" if given is False else f"--{flag} {given}"
+    if isinstance(given, bool):
+        flag_as_given = f"--{flag}" if given else f"--no-{flag}"
+    else:
+        flag_as_given = f"--{flag} {given}"
     if _is_switch(accepted) or accepted == (None,):
-        raise ValueError(f"{shown} is not accepted: {reason}")
-    raise ValueError(f"{shown}: {', '.join(values)} is accepted: {reason}")
+        raise ValueError(f"{flag_as_given} is not accepted: {reason}")
+    values = [neutral if isinstance(neutral, str) else json.dumps(neutral) for neutral in accepted]
+    raise ValueError(f"{flag_as_given}: {', '.join(values)} is accepted: {reason}")
 
 
 def _model_argument(is_first: bool) -> inspect.Parameter:
@@ -209,10 +219,11 @@ def _model_argument(is_first: bool) -> inspect.Parameter:
     of values; `_model` refuses more than one.
     """
     setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
-    value: Any = list[str] if is_first else str
-    annotation = Annotated[value | None, setting]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(MODEL_ARGUMENT, kind, default=None, annotation=annotation)
+    value_type: Any = list[str] if is_first else str
+    annotation = Annotated[value_type | None, setting]
+    return inspect.Parameter(
+        MODEL_ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
@@ -224,35 +235,40 @@ def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
         raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
     if models and flag_value not in (None, *models):
         raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
-    return next(iter(models), EngineArgs.model if flag_value is None else flag_value)
+    if models:
+        return models[0]
+    return EngineArgs.model if flag_value is None else flag_value
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """The parameter from which typer makes the flag of this field. `defaults` replace defaults of fields."""
     default = defaults.get(spec.name, spec.default)
-    kind = _flag_type(spec.type)
-    flag = "--" + spec.name.replace("_", "-")
-    # A flag that is off by default needs no --no-flag. A flag with the default None needs both forms.
-    names = [flag] if kind is bool and spec.default is False else []
+    value_type = _flag_type(spec.type)
+    flag = "--" + with_dashes(spec.name)
+    names = []  # none: typer makes --flag, and for a bool --no-flag as well
+    if value_type is bool and spec.default is False:
+        names = [flag]  # a flag that is off by default needs no --no-flag; one with the default None does
     if spec.name in SHORT_NAMES:
         names = [flag, SHORT_NAMES[spec.name]]
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
     extension = spec.metadata["extension"]
-    settings["hidden"] = extension is not None and not is_here(extension)  # it would be refused
-    if kind is str and literals:
+    settings["hidden"] = extension is not None and not is_here(extension)  # EngineArgs would refuse the flag
+    if value_type is str and literals:
         settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         settings["help"] += f" For example: {example}"
-    if spec.name == "model":  # None: not given, so that a model beside MODEL can be refused
+    if spec.name == "model":
+        # With the default None, `_model` sees whether --model was given beside MODEL.
         settings["show_default"], default = str(default), None
-    if kind is int:
+    if value_type is int:
         settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
-    if kind is str and completions:
+    if value_type is str and completions:
         settings["autocompletion"] = _completion(completions)
-    annotation: Any = Annotated[kind | None if default is None else kind, typer.Option(*names, **settings)]
+    option = typer.Option(*names, **settings)
+    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -269,7 +285,8 @@ def _completion(values: list[str]) -> Callable[[str], list[str]]:
 
 def _flag_type(declared: Any) -> type:
     """The type that typer reads from the command line for a field with the declared type."""
-    members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    is_union = get_origin(declared) in (Union, UnionType)
+    members = get_args(declared) if is_union else (declared,)
     first, *_ = [member for member in members if member is not NoneType]
     return first if first in TYPER_TYPES else str
 
@@ -283,7 +300,7 @@ def _value(spec: Field, flag_value: Any) -> Any:
     try:
         return json.loads(flag_value)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--{spec.name.replace('_', '-')}: not JSON: {error}") from None
+        raise ValueError(f"--{with_dashes(spec.name)}: not JSON: {error}") from None
 
 
 def _is_mapping(declared: Any) -> bool:

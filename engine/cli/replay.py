@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engine.cli.options import refusals
+
+if TYPE_CHECKING:
+    from engine.execution.recording import Compared
 
 
 def replay(
@@ -16,15 +19,14 @@ def replay(
     ] = None,
 ) -> None:
     """Run every step of a recording again, and say where its tokens differ. Exit status 1: somewhere."""
-    from engine.client.untrusted import for_stdout, printable
-    from engine.execution.recording import Compared
+    from engine.client.untrusted import printable
     from engine.models.checkpoint import CheckpointError
     from engine.wiring.loading import one_thread_if_small
     from engine.wiring.replay import args_of
     from engine.wiring.replay import replay as run
 
     num_steps = num_tokens = 0
-    difference: Compared | None = None  # the first step that differs
+    first_difference: Compared | None = None  # the first step whose tokens differ
     with refusals("replay"):
         try:
             args = args_of(file)
@@ -37,18 +39,26 @@ def replay(
                         f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
                         file=sys.stderr,
                     )
-                if not compared.is_equal and difference is None:
-                    difference = compared
-        except (CheckpointError, ValueError, OSError) as error:  # the message may quote a stranger's file
+                if not compared.is_equal and first_difference is None:
+                    first_difference = compared
+        except (CheckpointError, ValueError, OSError) as error:
+            # The message may quote a stranger's file, which may contain line breaks and control characters.
             raise ValueError(printable(" ".join(str(error).split()))) from None
-    if difference is None:
+    if first_difference is None:
         print(f"{num_steps:,} steps, {num_tokens:,} tokens: all as recorded")
         return
+    _print_difference(first_difference, num_steps)
+    raise typer.Exit(1)
+
+
+def _print_difference(difference: "Compared", num_steps: int) -> None:
+    """Print how a step differs from the recording. `num_steps`: the number of steps in the recording."""
+    from engine.client.untrusted import for_stdout
+
     print(f"step {difference.step} ({difference.runner}) differs, the first of {num_steps:,}:")
     if difference.error_now:
         print(f"  it fails: {for_stdout(difference.error_now)}")
-    tokens_of_each = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
-    for request_id, recorded_ids, new_ids in tokens_of_each:
+    tokens_by_request = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
+    for request_id, recorded_ids, new_ids in tokens_by_request:
         if recorded_ids != new_ids:
             print(f"  {for_stdout(request_id)}: recorded {recorded_ids}, now {new_ids}")
-    raise typer.Exit(1)

@@ -1,10 +1,10 @@
 """A replica of `ruvon cluster`: one engine and its app, in a process that Ray starts. Extension A.
 
-A replica knows nothing of the others, but that /metrics asks them all. Promises that `check_health` says when
-its engine has ended or hangs, so that Ray can replace it. A stream whose replica dies ends with an error, and
-is not resumed.
+Promises that `check_health` fails when the engine has ended or hangs, so that Ray can replace the replica. A
+stream whose replica dies ends with an error, and is not resumed. A replica knows nothing of the others,
+except that its routes /metrics and /dashboard/data ask all of them.
 
-Imports Ray, as only cluster.py does beside it: extra `cluster`.
+Needs Ray, which the extra `cluster` installs.
 """
 
 import gc
@@ -35,72 +35,80 @@ from engine.telemetry.history import DATA_PATH
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.loading import one_thread_if_small
 
-ANSWER_SECONDS = 5  # for a replica to answer a question of ours
+ANSWER_SECONDS = 5  # in which a replica must answer a call of another replica or of the command
 
 
 class Replica:
-    """One engine and its app: what Ray runs in a process of its own, R times."""
+    """One engine and its app. Ray makes one Replica in each of its processes for this application."""
 
     def __init__(self, args: EngineArgs, flags: ServeFlags, folder: str) -> None:
-        """`folder`: the command's, to which relative paths belong. Raises CheckpointError or ValueError."""
+        """Load the model and make the app. `folder` is the working folder of the command, to which relative
+        paths refer. Raises CheckpointError or ValueError.
+        """
         if Path(folder).is_dir():  # another machine may not have it
             os.chdir(folder)
         name = serve.get_replica_context().replica_tag
-        args = replace(args, record=own_file(args.record, name))
+        args = replace(args, record=own_file(args.record, name), trace=own_file(args.trace, name))
         log = own_file(flags.cost_log, name)
         one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service.of(args, flags)
         hosts = allowed_hosts(flags.host, flags.allowed_host or ())
         app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs, flags.root_path)
-        # In front of the app's own routes, which tell of one engine, and behind its gates.
+        # The first route that matches answers: these two come before the app's own, which show one engine.
+        # The app's middleware, such as the limits, applies to them as well.
         app.router.routes.insert(0, Route("/metrics", self.scrape))
         app.router.routes.insert(0, Route(DATA_PATH, self.data))
         self._app = app
         self._is_closing = False
-        # As `ruvon serve` has its process (engine/server/run.py says why).
+        # The same settings of the process as in `serve` of engine/server/run.py, which has the reasons.
         gc.collect()
         gc.freeze()
         gc.set_threshold(NEW_OBJECTS)
         sys.setswitchinterval(SWITCH_SECONDS)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """Ray's name for it. Ray also opens the app's lifespan, which starts the engine's thread."""
+        """The app that Ray serves; the name is Ray's. Ray also opens the app's lifespan, which starts the
+        engine's thread.
+        """
         return self._app
 
     def __del__(self) -> None:
-        """Ray calls it when the replica has no request any more and its app has ended."""
+        """Write the end of the cost log. Ray calls this when the replica has no request left and its app has
+        ended.
+        """
         if self.costs:
             self.costs.end()
 
     async def check_health(self) -> None:
-        """Ray asks every HEALTH_SECONDS. Raises RuntimeError: the engine has ended, or hangs."""
+        """Ray's health check. Raises RuntimeError if the engine has ended or hangs."""
         try:
             if not self._is_closing:
                 self.service.backend.health()
         except RequestError as error:
             raise RuntimeError(str(error)) from None
 
-    # What all replicas are asked at once (`broadcast`), by one of them or by the command.
+    # Calls to all replicas at once (`broadcast`), from one of them or from the command.
 
     async def metrics(self) -> tuple[int, list[Metric]]:
-        """(this replica's rank, what its /metrics would tell)."""
+        """(this replica's rank, the metrics of its engine and its server)."""
         return self.rank(), list(self.service.metrics.registry.collect())
 
     async def snapshot(self) -> tuple[int, dict]:
-        """(this replica's rank, what its dashboard shows)."""
+        """(this replica's rank, the data of its dashboard)."""
         return self.rank(), self.service.metrics.snapshot()
 
     async def begin_shutdown(self, seconds: float) -> None:
-        """Refuse new requests; the server ends in `seconds`."""
+        """Refuse new requests from now on; the server ends in `seconds`."""
         self._is_closing = True
         self.service.backend.begin_shutdown(seconds)
 
     async def is_idle(self) -> bool:
+        """Whether no request is under way."""
         return self.service.backend.idle
 
     async def end_all(self) -> None:
-        """End the requests under way with what they have."""
+        """End the requests under way with the tokens they have."""
         self.service.backend.end_all()
 
     def rank(self) -> int:
@@ -108,11 +116,12 @@ class Replica:
         return serve.get_replica_context().rank.rank
 
     async def _ask_all(self, method: str) -> dict[int, Any]:
-        """By rank, what each replica answers; one that has just died is left out. Raises RequestError: one
-        does not answer.
+        """rank -> the replica's answer to a call of `method`. A replica that has just died is left out.
+
+        Raises RequestError 503 if a replica does not answer in ANSWER_SECONDS.
         """
-        me = serve.get_replica_context()
-        handle = serve.get_deployment_handle(me.deployment, me.app_name)
+        this_replica = serve.get_replica_context()
+        handle = serve.get_deployment_handle(this_replica.deployment, this_replica.app_name)
         response = handle.broadcast(method)
         try:
             answers = await response.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
@@ -121,25 +130,28 @@ class Replica:
         return dict(answer for answer in answers if not isinstance(answer, BaseException))
 
     async def scrape(self, request: Request) -> Response:
-        """All replicas' metrics in one text."""
-        text = generate_latest(gathered(await self._ask_all("metrics")))
+        """The route /metrics: the metrics of all replicas."""
+        text = generate_latest(merged(await self._ask_all("metrics")))
         return Response(text, media_type=METRICS_TYPE)
 
     async def data(self, request: Request) -> Response:
-        """The dashboard's numbers: always the first replica's, or the page would jump from one to another."""
+        """The dashboard's data: always the first replica's, so that the page does not jump between them."""
         snapshots = await self._ask_all("snapshot")
-        first = min(snapshots)
-        name = f"{snapshots[first]['model_name']}, replica {first} of {len(snapshots)}"
-        return JSONResponse(snapshots[first] | {"model_name": name}, headers={"Cache-Control": "no-store"})
+        first_rank = min(snapshots)
+        snapshot = snapshots[first_rank]
+        name = f"{snapshot['model_name']}, replica {first_rank} of {len(snapshots)}"
+        return JSONResponse(snapshot | {"model_name": name}, headers={"Cache-Control": "no-store"})
 
 
 def own_file(path: Any, replica: str) -> Any:
-    """The path with a replica's name in it, since two would write into one file: costs.csv, costs-abc.csv."""
+    """The path with a replica's name added, such as costs-abc.csv for costs.csv, because two replicas must
+    not write to one file. None for None.
+    """
     return None if path is None else str(Path(path).with_stem(f"{Path(path).stem}-{replica}"))
 
 
-class _Collected:
-    """A collector of what was collected elsewhere, as prometheus_client wants one."""
+class _Collector:
+    """A collector, as prometheus_client's registry needs one, of metrics that are collected already."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
@@ -148,18 +160,21 @@ class _Collected:
         return self._metrics
 
 
-def gathered(metrics_by_rank: Mapping[int, list[Metric]]) -> CollectorRegistry:
-    """Each metric once, with the samples of all replicas: the label `engine`, as vLLM has it, is the rank."""
-    metrics: dict[str, Metric] = {}
-    for rank, collected in sorted(metrics_by_rank.items()):
-        for metric in collected:
-            whole = metrics.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+def merged(metrics_by_rank: Mapping[int, list[Metric]]) -> CollectorRegistry:
+    """A registry with each metric once, which has the samples of all replicas. Their label `engine` is the
+    replica's rank, as in vLLM.
+    """
+    merged_metrics: dict[str, Metric] = {}
+    for rank, metrics in sorted(metrics_by_rank.items()):
+        for metric in metrics:
+            empty = Metric(metric.name, metric.documentation, metric.type)
+            merged_metric = merged_metrics.setdefault(metric.name, empty)
             for sample in metric.samples:
                 labels = sample.labels | {"engine": str(rank)}
-                whole.add_sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
-    answered = GaugeMetricFamily(
+                merged_metric.add_sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
+    num_replicas = GaugeMetricFamily(
         "ruvon:replicas", "Replicas that answered this scrape.", len(metrics_by_rank)
     )
     registry = CollectorRegistry()
-    registry.register(_Collected([*metrics.values(), answered]))
+    registry.register(_Collector([*merged_metrics.values(), num_replicas]))
     return registry

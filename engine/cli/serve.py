@@ -71,16 +71,19 @@ def listen(host: str, port: int) -> list[socket.socket]:
     try:
         return open_sockets(host, port)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            other_port = port + 1 if port < LAST_PORT else port - 1
-            message = (
-                f"port {port} of {host} is in use: try --port {other_port}, or --port 0 for any that is free"
-            )
-        elif error.errno == errno.EACCES:  # a port below 1024, which only the system may have
-            message = f"port {port}: {os.strerror(error.errno)}; ports from 1024 on are everybody's"
-        elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            message = f"--host {host}: no address of this machine; 127.0.0.1 is seen by this machine alone, "
-            message += "0.0.0.0 by others, too"
-        else:
-            message = f"--host {host} --port {port}: {error.strerror}"
-        raise ValueError(message) from None
+        raise ValueError(_why_not_listening(error, host, port)) from None
+
+
+def _why_not_listening(error: OSError, host: str, port: int) -> str:
+    """The message for a user whose host or port the system has refused with `error`."""
+    if error.errno == errno.EADDRINUSE:
+        other_port = port + 1 if port < LAST_PORT else port - 1
+        return f"port {port} of {host} is in use: try --port {other_port}, or --port 0 for any that is free"
+    if error.errno == errno.EACCES:  # a port below 1024, which only the system may have
+        return f"port {port}: {os.strerror(error.errno)}; ports from 1024 on are everybody's"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return (
+            f"--host {host}: no address of this machine; 127.0.0.1 is seen by this machine alone, 0.0.0.0 by "
+            "others, too"
+        )
+    return f"--host {host} --port {port}: {error.strerror}"

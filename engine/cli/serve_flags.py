@@ -1,7 +1,7 @@
 """The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring.
 
 `ServeFlags` declares each flag once, as a field: its type, its help and its default. `takes_flags` gives a
-command all flags of such a class. NEUTRAL_FLAGS has those flags of vLLM's server that are absent here.
+command all flags of such a class. NEUTRAL_FLAGS lists flags of vLLM's server that do not exist here.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import refusals, whole_number
+from engine.cli.options import refusals, set_parameters, whole_number
 from engine.wiring.engine_args import ADAPTERS
 from engine.wiring.extensions import EXTENSIONS, is_here
 
@@ -118,7 +118,8 @@ class ServeFlags:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
+        # A text in place of a list would be read as a list of its characters.
+        for name in ("served_model_name", "lora_modules", "allowed_host"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
         for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
@@ -144,8 +145,8 @@ class ServeFlags:
 
 NOT_LOGGED = "no request and no answer is logged"
 PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
-# vLLM's flags of a server that this one does not have: the values that are accepted, since they ask for
-# nothing, or for what is always done; and why no others.
+# vLLM's flags that do not exist here: (accepted values, why others are refused). An accepted value asks for
+# nothing, or for what is always done.
 NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_parser_plugin": ((None, ""), "no code is run that a flag names"),
     "reasoning_parser_plugin": ((None, ""), "no code is run that a flag names"),
@@ -194,9 +195,7 @@ def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
                 parameters += [_parameter(spec) for spec in fields(record)]
             else:
                 parameters.append(other.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        # typer reads both. mypy does not know that a function's signature can be set.
-        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        from_flags.__annotations__ = {spec.name: spec.annotation for spec in parameters}
+        set_parameters(from_flags, signature, parameters)
         return from_flags
 
     return decorate

@@ -41,6 +41,7 @@ from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.server.tokenization import tokenization_routes
+from engine.server.trace_context import TracedBackend, trace_context
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
@@ -49,7 +50,7 @@ from engine.telemetry.info import AdapterInfo, CacheInfo
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
-from engine.wiring.devices import with_defaults
+from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import EXTENSIONS, is_here, wiring_of
 from engine.wiring.generation_config import recommended
@@ -88,13 +89,14 @@ class Service:
     ) -> None:
         """Load the model, and its adapters.
 
-        `names` are the model's names for clients, by default `public_name`; metrics have the first.
-        `max_num_queued_reqs` and `max_num_queued_tokens` bound what is admitted; None takes the defaults of
-        `queue_limits`.
-        `request_timeout` is in seconds, and None means no bound. `lora_modules` are adapters that are loaded
-        at the start, each as name=folder. `lora_dir` is a folder with further adapters that clients may load.
-        `chat_template`, a file or its text, replaces the model's own template. `tools` are Extension B's
-        flags.
+        names: the model's names for clients, by default `public_name`; metrics have the first.
+        max_num_queued_reqs, max_num_queued_tokens: bounds on what is admitted; None takes the defaults of
+            `queue_limits`.
+        request_timeout: seconds for a request; None means no bound.
+        lora_modules: adapters that are loaded at the start, each as name=folder.
+        lora_dir: a folder with further adapters, which clients may load.
+        chat_template: a file, or its text, in place of the model's own template.
+        tools: Extension B's flags.
 
         Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
@@ -131,8 +133,9 @@ class Service:
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
+        is_traced = args.otlp_traces_endpoint is not None
         self.backend = Admission(
-            self.engine_thread,
+            TracedBackend(self.engine_thread) if is_traced else self.engine_thread,
             Capacity(limits, scheduler.max_num_seqs),
             request_timeout,
             StepWatch(self.engine),
@@ -181,7 +184,7 @@ class Service:
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         if is_here("B"):
-            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(engine, *self.tools)
+            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(self.engine_thread, *self.tools)
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
@@ -203,6 +206,8 @@ class Service:
             partial(generate_route, recommended=defaults),
             chat_page,
         ]
+        if self.args.otlp_traces_endpoint is not None:
+            extensions.append(trace_context)
         if adapter_engine and self.lora_dir:
             extensions.append(adapter_routes(adapter_engine, self.lora_dir))
         return create_app(
@@ -232,18 +237,21 @@ def fingerprint(args: EngineArgs) -> str:
     adapter. While it stays the same, the same request with the same seed gets the same answer, or one that
     differs by the rounding of another batch.
     """
-    device = str(with_defaults(args)[0].device).partition(":")[0]
+    args_with_defaults, _ = with_defaults(args)
+    device = str(args_with_defaults.device).partition(":")[0]
     dtype = str(args.dtype).removeprefix("torch.")
-    about: list[object] = [
+    settings: list[object] = [
         ruvon_version(),
         torch.__version__,
         public_name(args.model),
         args.load_format,
         device,
         dtype,
+        args.quantization,
+        args.tensor_parallel_size,
+        args.model_impl,
     ]
-    about += [args.quantization, args.tensor_parallel_size, args.model_impl]
-    return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:12]
+    return "fp_" + hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:
@@ -266,11 +274,12 @@ def _register_information(registry: CollectorRegistry, args: EngineArgs, schedul
     GCCollector(registry)
 
 
-def template_text(given: str) -> str:
-    """The Jinja text of a chat template. `given` is a file, or the text itself if it has a brace or several
-    lines, as in vLLM. Raises CheckpointError if the file cannot be read.
+def template_text(file_or_text: str) -> str:
+    """The Jinja text of a chat template. As in vLLM, the argument is the text itself if it has a brace or
+    several lines, and otherwise the path of a file. Raises CheckpointError if the file cannot be read.
     """
-    return given if any(character in given for character in "{}\n") else read_text(Path(given))
+    is_text = any(character in file_or_text for character in "{}\n")
+    return file_or_text if is_text else read_text(Path(file_or_text))
 
 
 def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:
@@ -281,4 +290,6 @@ def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:
     and to `more`. A server on another address answers to any name, unless `more` is given.
     """
     is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
-    return [*LOCAL_NAMES, *more] if is_local or more else []
+    if not is_local and not more:
+        return []
+    return [*LOCAL_NAMES, *more]

@@ -26,7 +26,7 @@ def tokenize(
         tokenizer = Tokenizer.from_pretrained(model)
         text = sys.stdin.read() if text is None else text
         if decode:
-            print(for_stdout(tokenizer.decode(_ids(text))))
+            print(for_stdout(tokenizer.decode(_read_ids(text))))
             return
         token_ids = tokenizer.encode(text)
     if ids:
@@ -37,7 +37,7 @@ def tokenize(
     print(f"{len(token_ids)} tokens, {len(text)} characters{average}", file=sys.stderr)
 
 
-def _ids(text: str) -> list[int]:
+def _read_ids(text: str) -> list[int]:
     """The token ids in a JSON list. Raises ValueError if `text` is not such a list."""
     try:
         token_ids = json.loads(text)

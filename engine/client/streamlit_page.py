@@ -63,11 +63,12 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
         ):
             for number, (_, answer) in enumerate(pieces):
                 new_turns[1].update(content=answer.text, caption=caption(answer))
-                if number == 0:  # now, since a run that is stopped never gets behind the loop
+                if number == 0:  # not after the loop, which a run that is stopped never reaches
                     turns += new_turns
                 text_place.text(answer.text)
     except ChatFailed as error:
-        turns[:] = [turn for turn in turns if not any(turn is new for new in new_turns)]
+        # Compared by identity, since an earlier turn may have the same text.
+        turns[:] = [turn for turn in turns if turn is not new_turns[0] and turn is not new_turns[1]]
         stop_place.empty()
         st.text(f"⚠ {error}")
         return

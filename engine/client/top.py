@@ -95,16 +95,28 @@ def board(answer: dict, width: int) -> Panel:
     Raises LookupError, TypeError, ValueError, AttributeError or ArithmeticError if a field is missing or has
     another type.
     """
+    title = Text(printable(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
+    # Panels that other parts of the server add, such as those of several ranks.
+    panels = [
+        Text(printable(f"{panel['title']}: {panel['value']}; {panel['note']}"))
+        for panel in answer.get("panels", ())
+    ]
+    bars, counts = _bars(answer, width), Text(_counts(answer), style="dim")
+    return Panel(Group(bars, Text(), _latencies(answer), Text(), *panels, counts), title=title)
+
+
+def _bars(answer: dict, width: int) -> Table:
+    """A table with a row for each measure: its name, its latest value, and its last values as bars."""
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
     sequences = growth(seconds["step_sequences"])
     batch = [num_seqs / num if num else None for num_seqs, num in zip(sequences, steps, strict=True)]
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column(style="dim")
-    lines.add_column(justify="right", min_width=8)
-    lines.add_column()
-    room = max(4, width - 40)  # columns for the bars; the names and numbers take about 40
     latest_batch = batch[-1] if batch else None
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right", min_width=8)
+    table.add_column()
+    bar_columns = max(4, width - 40)  # the names and the values take about 40 columns
     for name, latest, values, top, colour in (
         ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
         ("running", f"{now['running']:,}", seconds["running"][1:], None, "running"),
@@ -112,20 +124,18 @@ def board(answer: dict, width: int) -> Panel:
         ("requests per step", "–" if latest_batch is None else f"{latest_batch:.1f}", batch, None, "batch"),
         ("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], 1.0, "kv"),
     ):
-        lines.add_row(name, latest, Text(sparkline(values, room, top), style=COLOURS[colour]))
+        table.add_row(name, latest, Text(sparkline(values, bar_columns, top), style=COLOURS[colour]))
+    return table
+
+
+def _counts(answer: dict) -> str:
+    """How requests have ended since the start, and how many tokens and preemptions there were."""
     totals, ended = answer["totals"], answer["ended"]
-    counts = (
+    return (
         f"{ended['stop'] + ended['length']:,} requests done, {ended['abort']:,} aborted, {ended['error']:,} "
         f"failed, {ended['reject']:,} refused; {totals['vllm:prompt_tokens']:,} prompt and "
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
-    title = Text(printable(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
-    panels = [
-        Text(printable(f"{panel['title']}: {panel['value']}; {panel['note']}"))
-        for panel in answer.get("panels", ())
-    ]
-    requests = Text(counts, style="dim")
-    return Panel(Group(lines, Text(), _latencies(answer), Text(), *panels, requests), title=title)
 
 
 def _latencies(answer: dict) -> Table:

@@ -52,16 +52,16 @@ class Beam:
 
 @dataclass(slots=True)
 class Search:
-    """The search behind one prompt."""
+    """The search for the best answers to one prompt."""
 
-    beams: list[Beam]  # the best first; at the start the prompt alone
-    answers: BestAnswers[BeamSearchSequence]
+    beams: list[Beam]  # the best first; at the start the prompt alone; empty once the search has ended
+    answers: BestAnswers[BeamSearchSequence]  # the best of those that have ended
     num_blocks: int  # the most blocks that the beams may hold together
-    limit: int  # an answer's most tokens
-    orig_prompt: dict[str, Any]
+    max_answer_tokens: int
+    orig_prompt: dict[str, Any]  # as in `BeamSearchSequence`
     adapter: Any = None  # as the user named it
-    num_tokens: int = 0  # of each beam's answer so far
-    num_requests: int = 1  # begun so far, for their ids
+    num_tokens: int = 0  # the tokens of each beam's answer so far
+    num_requests: int = 1  # the requests of this search so far; numbers the ids of forks
 
 
 class BeamSearch:
@@ -103,19 +103,20 @@ class BeamSearch:
             temperature=0, max_tokens=self.params.max_tokens, ignore_eos=self.params.ignore_eos
         )
         (request,) = engine.make_requests(request_id, prompt, sampling, **options)
-        # More than a user's request may ask for, so these are set behind the check.
+        # These scores may be more than a user's request may ask for, so they are set after the check.
         request.params.logprobs, request.is_scored = self.num_likeliest, True
-        limit, num_prompt = request.output.limit, request.num_prompt_tokens
+        max_answer_tokens, num_prompt_tokens = request.output.limit, request.num_prompt_tokens
         # The last token of an answer is never computed. All beams share the full blocks of the prompt.
-        num_longest = num_prompt + limit - 1
-        num_shared = num_prompt // self.cache.block_size
-        num_beams = width if limit > 1 else 1
-        num_blocks = num_shared + num_beams * (self.cache.num_blocks_for(num_longest) - num_shared)
+        num_longest = num_prompt_tokens + max_answer_tokens - 1
+        num_shared_blocks = num_prompt_tokens // self.cache.block_size
+        num_beams = width if max_answer_tokens > 1 else 1
+        num_blocks_of_beam = self.cache.num_blocks_for(num_longest) - num_shared_blocks
+        num_blocks = num_shared_blocks + num_beams * num_blocks_of_beam
         if num_blocks > self.cache.num_blocks:
             raise ParameterError(
                 "beam_width",
                 f"beam_width={width}: {num_beams} beams of up to {num_longest} tokens, of which they share "
-                f"{num_shared * self.cache.block_size}, may need {num_blocks} blocks of "
+                f"{num_shared_blocks * self.cache.block_size}, may need {num_blocks} blocks of "
                 f"{self.cache.block_size} tokens, and the cache has {self.cache.num_blocks}; fewer beams, a "
                 f"smaller max_tokens={self.params.max_tokens}, or a larger cache is accepted",
             )
@@ -123,7 +124,7 @@ class BeamSearch:
         if text is not None:
             orig_prompt["prompt"] = text
         answers = BestAnswers[BeamSearchSequence](width, self.params.length_penalty)
-        return Search([Beam(request)], answers, num_blocks, limit, orig_prompt, request.adapter)
+        return Search([Beam(request)], answers, num_blocks, max_answer_tokens, orig_prompt, request.adapter)
 
     def run(
         self,
@@ -134,23 +135,26 @@ class BeamSearch:
         """Run the searches, as many in the same steps as there is room for, at most `concurrency_limit`.
         Searches with another adapter than the running ones wait. `on_end` is called when a search has ended.
 
-        Returns one output per search, in order. Raises RuntimeError if a step fails. However the call ends,
-        no request and no block is left.
+        Returns one output per search, in order. Raises RuntimeError if a step fails. After the call, also
+        after an error, the scheduler has no request, and all blocks are free.
         """
         waiting, running = deque(searches), list[Search]()
         try:
             for search in searches:  # an adapter that cannot be read is refused before anything is computed
                 self._adapter_key(search)
             while waiting or running:
+                # 1. Begin searches while there is room.
                 while waiting and self._has_room(running, waiting[0], concurrency_limit):
                     search = waiting.popleft()
                     request = search.beams[0].request
                     request.adapter = self._adapter_key(search)
                     running.append(search)
                     self.scheduler.add(request)
+                # 2. Make a step. A search goes on once all of its beams have scores: a long prompt takes
+                #    several steps.
                 self._step(running)
                 for search in running:
-                    if search.beams and all(beam.scores is not None for beam in search.beams):
+                    if all(beam.scores is not None for beam in search.beams):
                         self._advance(search)
                         if not search.beams:
                             on_end()
@@ -158,7 +162,10 @@ class BeamSearch:
         finally:
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self.scheduler.finish(request)
-        return [BeamSearchOutput([answer for _, answer in search.answers.kept]) for search in searches]
+        outputs = []
+        for search in searches:
+            outputs.append(BeamSearchOutput([answer for _, answer in search.answers.kept]))
+        return outputs
 
     def _adapter_key(self, search: Search) -> str | None:
         """The name by which scheduler and cache know the search's adapter. Loads it if it is not loaded."""
@@ -169,14 +176,14 @@ class BeamSearch:
         """Whether a search may begin beside the running ones: seats and blocks for all beams at once, so that
         no beam ever waits for memory.
         """
-        if not running:
+        if not running:  # `__init__` and `prepare` have checked that one search has room
             return True
-        together = [*running, search]
+        all_searches = [*running, search]
         return (
             search.adapter == running[0].adapter
-            and (limit is None or len(together) <= limit)
-            and len(together) * self.params.beam_width <= self.scheduler.max_num_seqs
-            and sum(each.num_blocks for each in together) <= self.cache.num_blocks
+            and (limit is None or len(all_searches) <= limit)
+            and len(all_searches) * self.params.beam_width <= self.scheduler.max_num_seqs
+            and sum(running_search.num_blocks for running_search in all_searches) <= self.cache.num_blocks
         )
 
     def _step(self, searches: Sequence[Search]) -> None:
@@ -198,7 +205,7 @@ class BeamSearch:
             failed = self.engine.recover(step, error)
             if not failed:
                 return
-            for request in failed:  # its keys leave the prefix cache
+            for request in failed:  # the cache no longer shares the blocks of a request with an error
                 request.error = error_text(error)
             raise RuntimeError(f"beam search failed: {error_text(error)}") from error
         for request in step.requests:
@@ -209,33 +216,36 @@ class BeamSearch:
                 beam.scores = scores.get(beam.request.id, beam.scores)
 
     def _advance(self, search: Search) -> None:
-        """Choose the next beams of a search whose beams all have scores. A search that has ended has no beam
-        left.
+        """Choose the next beams of a search whose beams all have scores. If the search has ended, it has no
+        beam afterwards.
         """
-        beams, width = search.beams, self.params.beam_width
+        last_beams = search.beams
         search.num_tokens += 1
-        is_last = search.num_tokens == search.limit
+        num_tokens = search.num_tokens
+        is_last = num_tokens == search.max_answer_tokens
+        # 1. Choose the continuations, keep the answers that have ended, and see whether the search goes on.
         going_on, ended = best_continuations(
-            [beam.score for beam in beams],
-            [_likeliest(beam, self.num_likeliest) for beam in beams],
-            width,
+            [beam.score for beam in last_beams],
+            [_likeliest(beam, self.num_likeliest) for beam in last_beams],
+            self.params.beam_width,
             lambda token_id: is_last or token_id in self.end_ids,
         )
-        num_tokens = search.num_tokens
-        search.answers.add((each.score, num_tokens, self._answer(search, each)) for each in ended)
+        search.answers.add(
+            (continuation.score, num_tokens, self._answer(search, continuation)) for continuation in ended
+        )
         if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
         search.beams, forks = _next_beams(search, going_on)
-        # 1. Blocks of beams that do not go on are free.
+        # 2. Free the blocks of beams that do not go on.
         kept = {id(beam.request) for beam in search.beams}
-        for beam in beams:
+        for beam in last_beams:
             if id(beam.request) not in kept:
                 self.scheduler.finish(beam.request)
-        # 2. What is computed may be shared, so that a fork finds all of its beam's keys.
+        # 3. Let the cache share all that is computed, so that a fork finds all keys of its parent.
         for beam in search.beams:
             if beam.request.state is State.RUNNING:
                 self.cache.commit(beam.request, beam.request.num_computed_tokens)
-        # 3. The forks are admitted in the next step.
+        # 4. Queue the forks. The next step admits them.
         for request in forks:
             self.scheduler.add(request)
 
@@ -246,18 +256,19 @@ class BeamSearch:
         tokens = [*beam.request.token_ids, continuation.token_id]
         has_stopped = continuation.token_id in self.end_ids
         hides_end = has_stopped and not self.params.include_stop_str_in_output
+        shown = tokens[:-1] if hides_end else tokens
         tokenizer = self.engine.tokenizer
-        shown = [token_id for token_id in (tokens[:-1] if hides_end else tokens) if token_id in tokenizer]
+        text = tokenizer.decode(token_id for token_id in shown if token_id in tokenizer)
         return BeamSearchSequence(
-            search.orig_prompt,
-            tokens,
-            [*beam.logprobs, beam.scores],
-            search.adapter,
-            continuation.score,
-            tokenizer.decode(shown),
-            "stop" if has_stopped else "length",
-            continuation.token_id if has_stopped else None,
-            penalized(continuation.score, search.num_tokens, self.params.length_penalty),
+            orig_prompt=search.orig_prompt,
+            tokens=tokens,
+            logprobs=[*beam.logprobs, beam.scores],
+            lora_request=search.adapter,
+            cum_logprob=continuation.score,
+            text=text,
+            finish_reason="stop" if has_stopped else "length",
+            stop_reason=continuation.token_id if has_stopped else None,
+            score=penalized(continuation.score, search.num_tokens, self.params.length_penalty),
         )
 
 
@@ -274,6 +285,7 @@ def _scores_of(step: Step, result: StepResult) -> dict[str, TokenScores]:
 
 
 def _likeliest(beam: Beam, count: int) -> list[tuple[int, float]]:
+    """(id, log probability) of the `count` likeliest tokens that may follow a beam."""
     assert beam.scores is not None
     return beam.scores.top(count)
 
@@ -284,21 +296,21 @@ def _next_beams(search: Search, going_on: Sequence[Continuation]) -> tuple[list[
     The best continuation of a beam goes on in the beam's own request, and keeps its blocks; each other one is
     a fork of it.
     """
-    known = [list(beam.request.token_ids) for beam in search.beams]  # before any of them grows
+    ids_before = [list(beam.request.token_ids) for beam in search.beams]  # without this step's tokens
     beams, forks = list[Beam](), list[Request]()
-    grown: set[int] = set()
+    continued: set[int] = set()  # the indices of beams that go on in their own request
     for beam_index, token_id, score in going_on:
         parent = search.beams[beam_index]
         assert parent.scores is not None
         request = parent.request
-        if beam_index not in grown:
-            grown.add(beam_index)
+        if beam_index not in continued:
+            continued.add(beam_index)
             request.token_ids.append(token_id)
         else:
             request = replace(
                 request,
                 id=f"{request.request_id}/{search.num_requests}",
-                token_ids=[*known[beam_index], token_id],
+                token_ids=[*ids_before[beam_index], token_id],
                 parent=request,
                 state=State.WAITING,
                 num_computed_tokens=0,

@@ -17,15 +17,16 @@ from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
 from engine.core.mailbox import EngineError, Mailbox, Post, Reader, error_text
+from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import NoRoomError, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.requests.request import Request
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-SHORT_PROMPT = 1000  # characters or ids; to tokenize a prompt up to here costs less than to call a thread
-COMPILING_THREADS = 2  # of requests whose output must fit something (Extension B)
+SHORT_PROMPT = 1000  # characters or ids; tokenizing a shorter prompt costs less than a call in another thread
+MAX_PREPARING = 32  # constraints that wait to be compiled (Extension B)
 FAIL_SECONDS = 1  # how long `fail` waits for the current step
 STOP_SECONDS = 30  # how long `stop` waits for the current step; a step that takes longer is taken to hang
 
@@ -36,8 +37,16 @@ class EngineThread:
     Use an EngineThread as an async context manager, or call `start` and `stop`.
     """
 
-    def __init__(self, engine: LLMEngine, name: str, aliases: Sequence[str] = ()) -> None:
-        """`name` is the model's name in users' requests, and `aliases` are further names of it."""
+    def __init__(
+        self,
+        engine: LLMEngine,
+        name: str,
+        aliases: Sequence[str] = (),
+        max_preparing: float = MAX_PREPARING,
+    ) -> None:
+        """`name` is the model's name in users' requests, and `aliases` are further names of it. At most
+        `max_preparing` pieces of work that requests need before they can be made wait (`preparing`).
+        """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -48,7 +57,7 @@ class EngineThread:
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
-        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "compile")
+        self.preparing = OneAtATime("constraints", max_preparing)
         engine.on_lost.append(self.fail)
 
     def start(self) -> None:
@@ -88,11 +97,11 @@ class EngineThread:
         longer than FAIL_SECONDS, this method leaves the step in its thread.
         """
 
-        def end() -> None:
+        def raise_cause() -> None:
             raise cause
 
         with suppress(EngineError):  # the loop has ended already
-            self._command(end)
+            self._command(raise_cause)
         if self._thread is None or self._thread is threading.current_thread():
             return
         self._thread.join(FAIL_SECONDS)
@@ -120,7 +129,8 @@ class EngineThread:
         """Check a request, and return an iterator over its outputs. The first `__anext__` queues the request.
 
         `options` are those of `LLMEngine.make_requests`. Raises ParameterError for a field or a prompt that
-        the engine refuses. The iterator raises EngineError if the request fails.
+        the engine refuses, and NoRoomError if work is to be done before (`LLMEngine.work_before`) and too
+        much waits. The iterator raises EngineError if the request fails.
         """
 
         def make() -> list[Request]:
@@ -128,13 +138,13 @@ class EngineThread:
 
         try:
             loop = asyncio.get_running_loop()
-            if params.structured_outputs is not None:
-                samples = await loop.run_in_executor(self._compiling, make)
-            elif len(prompt) <= SHORT_PROMPT:
+            for work in self.engine.work_before(params):
+                await self.preparing.call(work)
+            if len(prompt) <= SHORT_PROMPT:
                 samples = make()
             else:
                 samples = await loop.run_in_executor(self._tokenizing, make)
-        except ParameterError as error:
+        except (ParameterError, NoRoomError) as error:
             with suppress(EngineError):
                 self._command(self.engine.listeners.tell, "on_reject", request_id, error)
             raise
@@ -149,26 +159,26 @@ class EngineThread:
         Returns and raises what `function` returns and raises. Raises EngineError if the engine does not run,
         or ends before the call.
         """
-        loop, done = asyncio.get_running_loop(), Future[Result]()
+        loop, future = asyncio.get_running_loop(), Future[Result]()
 
         def call() -> None:
             with self._lock:
-                given_up = done not in self._between_steps  # `_give_up` has set an exception in `done`
-                self._between_steps.discard(done)
-            if given_up or not done.set_running_or_notify_cancel():
-                return  # nobody waits for the result any more
+                has_failed = future not in self._between_steps  # `_give_up` has set an exception
+                self._between_steps.discard(future)
+            if has_failed or not future.set_running_or_notify_cancel():
+                return  # the caller has gone on, or was cancelled
             try:
-                done.set_result(function())
+                future.set_result(function())
             except Exception as error:
-                done.set_exception(error)
+                future.set_exception(error)
             except BaseException as error:  # such as SystemExit, which ends the thread
-                done.set_exception(EngineError(error_text(error)))
+                future.set_exception(EngineError(error_text(error)))
                 raise
 
         with self._lock:
             self._command(call)
-            self._between_steps.add(done)
-        return await asyncio.wrap_future(done, loop=loop)
+            self._between_steps.add(future)
+        return await asyncio.wrap_future(future, loop=loop)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request. Its reader gets a last output with finish reason "abort"."""
@@ -176,7 +186,8 @@ class EngineThread:
             self._command(self._abort, request_id)
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        with suppress(EngineError):
+        """Abort the request of a reader that has left."""
+        with suppress(EngineError):  # the loop has ended, and the request with it
             self._command(self._abort, request_id, mailbox)
 
     def _post(self) -> Post:
@@ -191,9 +202,9 @@ class EngineThread:
         """Raise EngineError in every reader and every `between_steps`, without a call to the engine."""
         with self._lock:
             futures, self._between_steps = self._between_steps, set()
-        for done in futures:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(EngineError(why))
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineError(why))
         for mailbox in list(self._mailboxes.values()):
             with suppress(RuntimeError):  # the reader's loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
@@ -222,7 +233,8 @@ class EngineThread:
                     if self._commands.empty() and self.engine.has_unfinished_requests():
                         self._deliver(self.engine.step())
                     else:
-                        self._commands.get()()
+                        command = self._commands.get()  # waits if there is none
+                        command()
                 except Exception as error:
                     logger.exception("the engine failed outside a step's forward pass")
                     self._fail_all(error)
@@ -238,8 +250,9 @@ class EngineThread:
         ("abort"), or with `cause`, the error that ended the thread. No new command can be queued by now.
         """
         while not self._commands.empty():
+            command = self._commands.get()
             try:
-                self._commands.get()()
+                command()
             except BaseException as error:
                 logger.critical("the engine failed while it ended", exc_info=True)
                 cause = cause or error
@@ -259,6 +272,7 @@ class EngineThread:
         self._stopping = True
 
     def _add(self, request_id: str, samples: list[Request], prompt: Prompt, mailbox: Mailbox) -> None:
+        """Queue a request whose outputs go to `mailbox`. If the engine refuses it, its error goes there."""
         try:
             self.engine.add(request_id, samples, prompt)
             self._mailboxes[request_id] = mailbox
@@ -280,28 +294,35 @@ class EngineThread:
                 self._deliver([output])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        news: dict[Mailbox, RequestOutput | Exception] = {}
+        """Send outputs to their readers."""
+        by_mailbox: dict[Mailbox, RequestOutput | Exception] = {}
         for output in outputs:
             mailbox = self._mailboxes.get(output.request_id)
             if mailbox is None:  # the request was added to the engine directly, and has no reader here
                 continue
             if output.finished:
                 del self._mailboxes[output.request_id]
-            news[mailbox] = output
-        if news:
-            self._send(news)
+            by_mailbox[mailbox] = output
+        if by_mailbox:
+            self._send(by_mailbox)
 
-    def _send(self, news: dict[Mailbox, RequestOutput | Exception]) -> None:
+    def _send(self, by_mailbox: dict[Mailbox, RequestOutput | Exception]) -> None:
+        """Send each output or exception to its mailbox, with one call for each event loop."""
         by_post: dict[Post, dict[Mailbox, RequestOutput | Exception]] = {}
-        for mailbox, output in news.items():
+        for mailbox, output in by_mailbox.items():
             by_post.setdefault(mailbox.post, {})[mailbox] = output
-        for post, messages in by_post.items():
+        for post, outputs in by_post.items():
             try:
-                post.send(messages)
-            except RuntimeError:  # the loop has closed: abort the requests of its readers
-                for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
-                    self._mailboxes.pop(request_id)
-                    self.engine.abort_request(request_id)
+                post.send(outputs)
+            except RuntimeError:  # the loop has closed
+                self._abort_readers_of(post)
+
+    def _abort_readers_of(self, post: Post) -> None:
+        """Abort all requests that are read in the event loop of `post`."""
+        request_ids = [name for name, mailbox in self._mailboxes.items() if mailbox.post is post]
+        for request_id in request_ids:
+            self._mailboxes.pop(request_id)
+            self.engine.abort_request(request_id)
 
     def _fail_all(self, error: BaseException) -> None:
         """End all requests with an error that belongs to no single request. The engine goes on, empty."""

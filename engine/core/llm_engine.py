@@ -9,62 +9,28 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-
+from engine.core.interfaces import Adapters, Capability, Preparation, Recover
 from engine.core.mailbox import error_text
-from engine.decoding.bad_words import bad_words_of
-from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
+from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
+from engine.decoding.outputs import FinishReason, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
-from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, allowed_mask, new_seed
-from engine.decoding.stopping import GrowingOutput
+from engine.decoding.prompts import Prompt
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
-from engine.requests.batch import Batch
 from engine.requests.listeners import Listeners, StepRecord
 from engine.requests.request import Request, State
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 from engine.scheduling.scheduler import Scheduler, fail_all
 from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-MAX_PRIORITY = 100
 FINISHED = State.FINISHED  # a global, since each lookup of an Enum's member takes as long as a call
-Recover = Callable[[Step, Exception], list[Request]]  # a failed step and its error -> the requests to fail
-Prepare = Callable[
-    [list[Request]], None
-]  # the samples of a request, which `make_requests` is about to return
-
-
-class Capability(Protocol):
-    """Hooks around each step, on the host: speculation (Part 16), grammars (Extension B).
-
-    Capabilities are called in the engine's order, and each gets what the capability before it returned. If
-    `before_submit` or `after_result` raises, the step has failed.
-    """
-
-    def before_submit(self, step: Step) -> Batch:
-        """Return the record to submit: `step.batch`, or a copy of `step.batch` with other draws.
-
-        Called once for each step, after the step was scheduled and before it is submitted. Must not change
-        the step or its requests.
-        """
-
-    def must_land_first(self, step: Step) -> bool:
-        """Whether `step`, which is in flight, must land before the next step is scheduled, because the next
-        step needs its tokens. Called by an engine that runs one step ahead (Part 13). Must change nothing.
-        """
-
-    def after_result(self, step: Step, result: StepResult) -> StepResult:
-        """Return the result to use: `result`, or one with other tokens, log probabilities, drafts, counters.
-
-        Called once for each step that did not fail, after its result was read and before its tokens are
-        appended. May change the capability's own state, and may reserve memory for drafts.
-        """
 
 
 class EngineOptions(Protocol):
@@ -72,27 +38,6 @@ class EngineOptions(Protocol):
 
     def build_engine(self) -> "LLMEngine":
         """Load the model and build the engine."""
-
-
-class Adapters(Protocol):
-    """The adapters that requests may ask for (Part 18)."""
-
-    def key(self, adapter: Any) -> str:
-        """The name by which scheduler and cache know the adapter that a request asks for.
-
-        The thread that steps calls this when the request is queued. Raises ParameterError if the adapter is
-        refused.
-        """
-
-
-@dataclass
-class Submission:
-    """A request as one user sent it: `n` samples of one prompt."""
-
-    prompt: str | None  # None if the user sent token ids
-    samples: list[Request]
-    adapter: Any = None  # as the user named it
-    prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
 
 class LLMEngine:
@@ -115,13 +60,15 @@ class LLMEngine:
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
         seed: int | None = None,
-        prepare: Sequence[Prepare] = (),
+        preparations: Sequence[Preparation] = (),
     ) -> None:
-        """`max_model_len` is the most tokens of a request, prompt and output together; the default is
+        """`supports` names the fields of SamplingParams, and the options of a request, that have an effect
+        here; others are refused. `recover` says which requests fail with a step.
+
+        `max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
         called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. `prepare` may add to samples what a capability needs, in any thread, or raise ParameterError.
-        Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -134,13 +81,15 @@ class LLMEngine:
         self.listeners = Listeners() if listeners is None else listeners
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
-        self.prepare = tuple(prepare)
+        self.preparations = tuple(preparations)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
         self._seeds = None if seed is None else random.Random(seed)
-        self._steps = self._empty_steps = 0
+        self._num_steps = 0  # steps that have landed or failed
+        self._num_empty_steps = 0  # calls of `step` in a row in which no request could run
         self._process_id = os.getpid()
-        # Called, in any thread, when no step can be computed any more.
+        # Functions to call, in any thread, when no step can be computed any more.
         self.on_lost: list[Callable[[BaseException], None]] = []
+        self.on_shutdown: list[Callable[[], None]] = []  # called by `shutdown`
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
@@ -161,66 +110,44 @@ class LLMEngine:
         priority: int = 0,
         adapter: Any = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> list[Request]:
         """Check a request, and return its `params.n` samples, which are not queued. Any thread may call this.
 
         `priority` is from -MAX_PRIORITY to MAX_PRIORITY, and the lowest goes first. `adapter` is a value that
-        `Adapters.key` accepts; `add` checks that the adapter exists.
+        `Adapters.key` accepts; `add` checks that the adapter exists. `trace_headers` are for listeners that
+        trace requests beyond this process.
 
         The samples have a copy of `params`, which the caller may change afterwards.
 
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
         """
-        _refuse_forked(self._process_id)
+        refuse_forked(self._process_id)
         params = params.clone() if params else SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
-        for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
-            if value and name not in self.supports:
-                raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
-        if abs(priority) > MAX_PRIORITY:
-            raise ParameterError(
-                "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
-            )
-        token_ids = prompt_token_ids(
-            prompt, self.tokenizer, self.config, truncate=params.truncate_prompt_tokens
+        refuse_options(self.supports, priority, adapter, cache_salt)
+        samples = make_samples(
+            request_id,
+            prompt,
+            params,
+            self.tokenizer,
+            self.config,
+            self._seeds,
+            priority=priority,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
         )
-        bad_words = bad_words_of(params, self.tokenizer, self.config.vocab_size)
-        mask = allowed_mask(params.allowed_token_ids)
-        samples = list[Request]()
-        seed = self._seeds.getrandbits(63) if self._seeds and params.seed is None else new_seed(params)
-        for index in range(params.n):
-            output = GrowingOutput(
-                self.tokenizer,
-                params,
-                len(token_ids),
-                self.max_model_len,
-                self.config.eos_token_ids,
-                bad_words,
-            )
-            stop_ids = (*output.eos_token_ids, *params.stop_token_ids)
-            sampling = SamplingState(
-                params, token_ids, output.token_ids, seed + index, stop_ids, bad_words=bad_words, mask=mask
-            )
-            samples.append(
-                Request(
-                    id=f"{request_id}/{index}",
-                    request_id=request_id,
-                    token_ids=list(token_ids),
-                    num_prompt_tokens=len(token_ids),
-                    params=params,
-                    output=output,
-                    sampling=sampling,
-                    priority=priority,
-                    adapter=adapter,
-                    cache_salt=cache_salt,
-                    parent=samples[0] if samples else None,
-                )
-            )
-        for prepare in self.prepare:
-            prepare(samples)
+        for preparation in self.preparations:
+            preparation.prepare(samples)
         return samples
+
+    def work_before(self, params: SamplingParams) -> list[Work]:
+        """What may take longer than a step, and `make_requests` need not do if it is done before."""
+        works = (preparation.work_before(params) for preparation in self.preparations)
+        return [work for work in works if work is not None]
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options
@@ -278,7 +205,11 @@ class LLMEngine:
             callback(error)
 
     def shutdown(self) -> None:
-        """End the processes and threads that compute for this engine. No step may follow."""
+        """Call those in `on_shutdown`, and end the processes and threads that compute for this engine. No
+        step may follow.
+        """
+        for callback in self.on_shutdown:
+            callback()
         self.executor.shutdown()
 
     def has_unfinished_requests(self) -> bool:
@@ -301,7 +232,7 @@ class LLMEngine:
         step = self.scheduler.schedule()
         if step is None:
             return None
-        self._empty_steps = 0
+        self._num_empty_steps = 0
         step.start, step.schedule_end = start, time.perf_counter()
         self.listeners.tell("on_schedule", step.batch)
         try:
@@ -325,7 +256,7 @@ class LLMEngine:
             return self._recover(step, error)
         landed_at = time.perf_counter()
         # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
-        live = [(s, r) for s, r in enumerate(step.requests) if r.state is not FINISHED]
+        live = [(s, request) for s, request in enumerate(step.requests) if request.state is not FINISHED]
         ended = [request for s, request in live if _confirm(request, s, result, landed_at)]
         # 3. The scheduler learns what was appended. Finished requests leave, and their memory is free.
         self.scheduler.update(step, result.drafts)
@@ -339,8 +270,8 @@ class LLMEngine:
         """
         landed_at = time.perf_counter()
         self.scheduler.rollback(step)
-        failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
-        live = [r for r in step.requests if r.state is not FINISHED]
+        failed = [request for request in self.recover(step, error) if request.state is not FINISHED]
+        live = [request for request in step.requests if request.state is not FINISHED]
         for request in failed:
             request.error = error_text(error)
             self._end(request, "error")
@@ -353,8 +284,8 @@ class LLMEngine:
         so the first request in line fails.
         """
         queue = [*self.scheduler.running, *self.scheduler.waiting]
-        self._empty_steps += 1
-        if not queue or self._empty_steps < 2:
+        self._num_empty_steps += 1
+        if not queue or self._num_empty_steps < 2:
             return []
         request = queue[0]
         request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
@@ -363,6 +294,9 @@ class LLMEngine:
         return [self._output(request.request_id)]
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
+        """Take a request out of the scheduler, which frees its memory. `reason` is None if its output has a
+        finish reason already.
+        """
         if reason:
             request.output.finish_reason = reason
         request.drop_placeholders()
@@ -377,15 +311,18 @@ class LLMEngine:
         counters: dict[str, float] | None = None,
         error: str | None = None,
     ) -> list[RequestOutput]:
-        """Return the outputs of a landed step. Tell listeners of the step, then of the ended requests."""
+        """Return the outputs of a landed step, one for each user's request of the `live` samples. Tell
+        listeners of the step, then of the ended requests.
+        """
         batch = step.batch
-        outputs = [self._output(request_id) for request_id in dict.fromkeys([r.request_id for r in live])]
-        self._steps += 1
+        request_ids = dict.fromkeys(request.request_id for request in live)  # each once, in order
+        outputs = [self._output(request_id) for request_id in request_ids]
+        self._num_steps += 1
         if self.listeners:
             self.listeners.tell(
                 "on_step",
                 StepRecord(
-                    number=self._steps,
+                    number=self._num_steps,
                     start=step.start,
                     end=time.perf_counter(),
                     schedule_seconds=step.schedule_end - step.start,
@@ -405,58 +342,11 @@ class LLMEngine:
         return outputs
 
     def _output(self, request_id: str) -> RequestOutput:
-        """Return a request's output so far. Lists that still grow are not copied. If all samples have
-        finished, the engine forgets the request.
-        """
-        submission = self._submissions[request_id]
-        completions: list[CompletionOutput] = []
-        finished, error, error_field = True, None, None
-        for request in submission.samples:
-            output = request.output
-            reason = output.finish_reason
-            snapshot: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
-            completion = CompletionOutput(
-                len(completions), output.visible, snapshot(output.token_ids), reason, output.stop_reason
-            )
-            if request.logprobs:
-                completion.cumulative_logprob = request.cumulative_logprob
-                completion.logprobs = snapshot(request.logprobs)
-                completion.text_offsets = snapshot(request.text_offsets)
-            completions.append(completion)
-            if not reason:
-                finished = False
-            error, error_field = error or request.error, error_field or request.error_field
-        if finished:
+        """Return a request's output so far. If all samples have finished, the engine forgets the request."""
+        output = self._submissions[request_id].output(request_id)
+        if output.finished:
             del self._submissions[request_id]
-        first = submission.samples[0]
-        scores = first.prompt_logprobs
-        if scores and submission.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
-            submission.prompt_logprobs = scores
-        return RequestOutput(
-            request_id,
-            submission.prompt,
-            first.sampling.prompt_ids,
-            completions,
-            finished,
-            submission.prompt_logprobs,
-            first.num_cached_tokens,
-            error,
-            first.stats,
-            submission.adapter,
-            error_field,
-        )
-
-
-def _refuse_forked(process_id: int) -> None:
-    """Raise RuntimeError if this process is a fork of `process_id` and computes with several threads: a fork
-    copies one thread only, and a step would wait for ever for the others.
-    """
-    if os.getpid() != process_id and torch.get_num_threads() > 1:
-        raise RuntimeError(
-            "this process was forked from the one that made the engine, without the threads that compute. "
-            'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
-            "torch.set_num_threads(1)"
-        )
+        return output
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
@@ -472,8 +362,8 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
             if token_id == NO_TOKEN:
                 if request.constraint is not None:
                     raise ParameterError("structured_outputs", request.constraint.why_no_token)
-                forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
-                raise ArithmeticError(f"the model's logits are not finite numbers{forbids}")
+                other_cause = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
+                raise ArithmeticError(f"the model's logits are not finite numbers{other_cause}")
             if scores:
                 logprobs = scores[i]
                 request.logprobs.append(logprobs)

@@ -28,23 +28,24 @@ class Post:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self._lock = loop, threading.Lock()
-        self._news: dict[Mailbox, RequestOutput | Exception] = {}
+        self._unsent: dict[Mailbox, RequestOutput | Exception] = {}  # what the loop has not delivered yet
 
-    def send(self, news: "dict[Mailbox, RequestOutput | Exception]") -> None:
+    def send(self, outputs: "dict[Mailbox, RequestOutput | Exception]") -> None:
         """Have the loop put each output, or exception, into its mailbox. Any thread may call this.
 
         Raises RuntimeError if the loop has closed.
         """
         with self._lock:
-            is_first = not self._news  # if not the first, the loop has been woken and will deliver these, too
-            self._news |= news
-        if is_first or self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._hand_out)
+            was_empty = not self._unsent  # otherwise the loop was woken before, and will deliver these, too
+            self._unsent |= outputs
+        if was_empty or self.loop.is_closed():  # in a closed loop, the call below raises RuntimeError
+            self.loop.call_soon_threadsafe(self._deliver)
 
-    def _hand_out(self) -> None:
+    def _deliver(self) -> None:
+        """Put all outputs that were sent since the last call into their mailboxes. The loop calls this."""
         with self._lock:
-            news, self._news = self._news, {}
-        for mailbox, output in news.items():
+            outputs, self._unsent = self._unsent, {}
+        for mailbox, output in outputs.items():
             mailbox.put(output)
 
 

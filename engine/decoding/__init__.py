@@ -1,1 +1,1 @@
-"""What a user may ask and gets, and logits to a token."""
+"""The parameters of a request, the records of its output, and the choice of a token from logits."""

@@ -18,8 +18,9 @@ class BadWords:
         """Raises ParameterError (field `bad_words`) if the tokenizer refuses a word, or if the model does not
         have one of a word's tokens.
         """
-        self._always: set[int] = set()  # words of one token
-        # The other words, by their last token but one, so that a step looks at few words.
+        self._single_tokens: set[int] = set()  # words of one token, which are always forbidden
+        # The other words, by their last token but one: a step compares only those that the output's last
+        # token may lead to.
         self._by_previous: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         self._longest = 1  # tokens of the longest word
         for word in words:
@@ -32,15 +33,22 @@ class BadWords:
                     )
                 self._longest = max(self._longest, len(ids))
                 if len(ids) == 1:
-                    self._always.add(ids[0])
+                    self._single_tokens.add(ids[0])
                 else:
                     self._by_previous[ids[-2]].add(ids)
 
     def completing(self, output_ids: Sequence[int], guesses: Sequence[int] = ()) -> tuple[int, ...]:
-        """The tokens that would complete a word after an output that ends with `guesses` (Part 16)."""
-        tail = (*output_ids[-self._longest :], *guesses)
-        words = self._by_previous.get(tail[-1], ()) if tail else ()
-        return (*self._always, *(word[-1] for word in words if tail[1 - len(word) :] == word[:-1]))
+        """The tokens that would complete a word if they came next, behind the output and `guesses`, which are
+        taken to follow the output (Part 16).
+        """
+        last_ids = (*output_ids[-self._longest :], *guesses)  # enough to find any word
+        completing = list(self._single_tokens)
+        if last_ids:
+            for word in self._by_previous.get(last_ids[-1], ()):
+                beginning = word[:-1]
+                if last_ids[-len(beginning) :] == beginning:
+                    completing.append(word[-1])
+        return tuple(completing)
 
 
 def bad_words_of(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> BadWords | None:
@@ -49,9 +57,12 @@ def bad_words_of(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) 
 
 
 def _spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The token ids of `word` without and with a space before it."""
+    """The token ids of `word` without and with a space before it. Most tokenizers have different tokens for
+    the two.
+    """
+    word = word.lstrip()
     try:
-        spellings = [tokenizer.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " ")]
+        spellings = [tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word)]
     except ValueError as error:
         raise ParameterError("bad_words", f"bad_words: {error}") from None
     return [tuple(ids) for ids in spellings if ids]

@@ -1,4 +1,4 @@
-"""Beam search: what is asked, which continuations of the beams go on, and which answers are kept. Extension B.
+"""Beam search: its parameters, which continuations go on, and which answers are kept. Extension B.
 
 A beam is a sequence with a score, the sum of the log probabilities of its answer's tokens. In each step, every
 beam has a continuation for each token of the vocabulary, and the best `beam_width` of all these go on. Promises
@@ -37,11 +37,12 @@ class BeamSearchParams:
     beam_width: int  # how many beams go on after each step, and how many answers there are at the end
     max_tokens: int  # an answer's most tokens
     ignore_eos: bool = False  # continue after the model's end-of-sequence token
-    temperature: float = 0.0  # 0 and 1 alone: the log probabilities are the model's own, and nothing is drawn
+    # Only 0 and 1 are accepted, and give the same: the model's own log probabilities count, nothing is drawn.
+    temperature: float = 0.0
     # An ended answer's score is divided by its length to this power: above 0 longer answers win more often.
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False  # keep the end-of-sequence token's text in the text
-    structured_outputs: Any = None  # None alone
+    structured_outputs: Any = None  # only None is accepted
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_tokens"):
@@ -106,8 +107,9 @@ Likeliest = Sequence[tuple[int, float]]  # tokens that may follow a beam, and th
 
 
 def num_candidates(width: int, num_end_ids: int) -> int:
-    """How many of its likeliest tokens each beam offers. `best_continuations` needs no more: if each beam has
-    `num_end_ids` tokens that end it, at least `width` of this many continuations go on.
+    """How many of a beam's likeliest tokens `best_continuations` needs: enough that `width` of them do not
+    end the beam, even if its `num_end_ids` end-of-sequence tokens are among them. At least 2 · `width`, as in
+    Hugging Face.
     """
     return width * max(2, 1 + num_end_ids)
 
@@ -154,9 +156,12 @@ class BestAnswers(Generic[Answer]):
     kept: list[tuple[float, Answer]] = field(default_factory=list)  # (penalized score, answer), best first
 
     def add(self, answers: Iterable[tuple[float, int, Answer]]) -> None:
-        """Keep those (score, length, answer) that are among the best. An equal one displaces no other."""
+        """Keep those (score, length, answer) that are among the best. A new answer does not displace a kept
+        one of the same score.
+        """
         new = [(penalized(score, length, self.length_penalty), answer) for score, length, answer in answers]
-        self.kept = sorted([*self.kept, *new], key=lambda entry: entry[0], reverse=True)[: self.width]
+        ranked = sorted([*self.kept, *new], key=lambda entry: entry[0], reverse=True)
+        self.kept = ranked[: self.width]
 
     def may_improve(self, best_running: float, num_tokens: int) -> bool:
         """Whether a running beam may still displace an answer. `best_running` is the best beam's score after

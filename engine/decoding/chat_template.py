@@ -29,8 +29,8 @@ from engine.text.tokenizer import Tokenizer
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, which no text should have
-# Variables of a template that `chat_prompt` has arguments for.
-OWN_VARIABLES = frozenset(
+# Variables of a template, and one of vLLM's options, that are arguments of a request and not of its template.
+ARGUMENTS = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
 # Fields of a message in whose texts special tokens are guarded, wherever in the field they stand.
@@ -95,7 +95,7 @@ class ChatTemplate:
             )
         try:
             self._template = environment.from_string(source)
-            # Names that the template reads and that somebody has to give: `messages`, `enable_thinking`.
+            # Names that the template reads and does not define itself: `messages`, `enable_thinking`.
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except (TemplateError, SyntaxError, *FAILURES) as error:
             raise CheckpointError(f"the chat template cannot be read: {error}") from None
@@ -105,9 +105,10 @@ class ChatTemplate:
     def from_pretrained(cls, name: str | Path, given: str | None = None) -> "ChatTemplate | None":
         """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
-        With `given`, the Jinja text of another template, only the special tokens are the model's.
         The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
-        several templates, the template "default" is read. Raises CheckpointError if a file cannot be read.
+        several templates, the template "default" is read. `given` is the Jinja text of a template that takes
+        the place of the model's; the special tokens are still the model's. Raises CheckpointError if a file
+        cannot be read.
         """
         folder = resolve(name)
         path = folder / "tokenizer_config.json"
@@ -141,9 +142,9 @@ class ChatTemplate:
         `continue_final_message`, the text ends with the content of the last message, so that the model writes
         on in that message. `variables` are further variables of the template, such as Qwen3's
         `enable_thinking`; a template ignores variables that it does not read. `tools` are the functions that
-        the model may call, as JSON, for templates that tell of them. A template may ask for documents, which
-        are None by default. Raises ChatError if the template refuses the messages, fails,
-        leaves out the message to continue, or exceeds the sandbox's limits.
+        the model may call, as JSON, for templates that list them. The variable `documents`, which some
+        templates read, is None unless it is in `variables`. Raises ChatError if the template refuses the
+        messages, fails, leaves out the message to continue, or exceeds the sandbox's limits.
         """
         messages = list(messages)
         mark = uuid4().hex  # to find the end of the last message in the text: no content has it
@@ -159,10 +160,11 @@ class ChatTemplate:
             raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
         if not continue_final_message:
             return text
-        beginning, found, rest = text.rpartition(mark)
-        if not found:
+        beginning, found_mark, rest = text.rpartition(mark)
+        if not found_mark:
             raise ChatError("the model's chat template leaves out the last message, which is to be continued")
-        # A template that has removed the space behind the mark would have removed those before it, too.
+        # If the template has removed the space behind the mark, it removes spaces at the end of a content. So
+        # it would have removed those before the mark, too, without the mark.
         return beginning if rest.startswith(" ") else beginning.rstrip()
 
 
@@ -196,30 +198,14 @@ def chat_prompt(
             "continue_final_message=true needs add_generation_prompt=false: the model either continues the "
             "last message or begins a new one",
         )
-    if own := sorted(OWN_VARIABLES & variables.keys()):
+    arguments = sorted(ARGUMENTS & variables.keys())
+    if arguments:
         raise ParameterError(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there",
+            f"chat_template_kwargs has {arguments[0]!r}, which is no variable to be set there",
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
-    # One guard serves all texts, so `guarded` gets each of them as a content: those of the messages, those of
-    # the other guarded fields and of the tools, and, as JSON, whatever may not spell a special token at all.
-    guarded_fields = [
-        {name: value for name, value in message.items() if name in GUARDED_FIELDS and name != "content"}
-        for message in messages
-    ]
-    other_fields = [
-        {name: value for name, value in message.items() if name not in GUARDED_FIELDS} for message in messages
-    ]
-    unguarded = json.dumps([variables, other_fields], ensure_ascii=False, default=str)
-    texts = [unguarded, *_texts([guarded_fields, tools])]
-    results, guard = guarded([*messages, *({"content": text} for text in texts)], special_tokens)
-    guarded_texts = iter(result["content"] for result in results[len(messages) :])
-    if next(guarded_texts) != unguarded:
-        raise ChatError("only a content may spell a special token, and no other field or template variable")
-    guarded_fields, tools = _with_texts([guarded_fields, tools], lambda _: next(guarded_texts))
-    pairs = zip(results[: len(messages)], guarded_fields, strict=True)
-    messages = [message | fields for message, fields in pairs]
+    messages, tools, guard = _guard_all(messages, tools, variables, special_tokens)
     text = template.render(messages, add_generation_prompt, continue_final_message, variables, tools)
     ids = prompt_token_ids(
         text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
@@ -227,20 +213,43 @@ def chat_prompt(
     return text.replace(guard, ""), ids
 
 
-def _texts(value: Any) -> list[str]:
-    """The texts in JSON data, in the order in which `_with_texts` changes them."""
+def _guard_all(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    special_tokens: Collection[str],
+) -> tuple[list[dict[str, Any]], Any, str]:
+    """(guarded messages, guarded tools, guard), as in `guarded`, for all texts that the template may write.
+
+    Raises ChatError if another field than GUARDED_FIELDS, or one of `variables`, spells a special token. Such
+    values (a role, for example) are not guarded, because the template compares them.
+    """
+    # 1. Sort the messages' fields: contents, other fields to guard, and fields that must not need a guard.
+    extra_fields = [
+        {name: value for name, value in message.items() if name in GUARDED_FIELDS and name != "content"}
+        for message in messages
+    ]
+    other_fields = [
+        {name: value for name, value in message.items() if name not in GUARDED_FIELDS} for message in messages
+    ]
+    unguarded = json.dumps([variables, other_fields], ensure_ascii=False, default=str)
+    # 2. One guard serves all texts, so `guarded` gets each of them as the content of a message.
     texts: list[str] = []
-
-    def take(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _with_texts(value, take)
-    return texts
+    _with_texts([extra_fields, tools], texts.append)
+    contents = [{"content": text} for text in (unguarded, *texts)]
+    results, guard = guarded([*messages, *contents], special_tokens)
+    guarded_messages, guarded_texts = results[: len(messages)], results[len(messages) :]
+    if guarded_texts.pop(0)["content"] != unguarded:
+        raise ChatError("only a content may spell a special token, and no other field or template variable")
+    # 3. Put the guarded texts into their places.
+    guarded_of = {text: result["content"] for text, result in zip(texts, guarded_texts, strict=True)}
+    extra_fields, tools = _with_texts([extra_fields, tools], guarded_of.__getitem__)
+    pairs = zip(guarded_messages, extra_fields, strict=True)
+    return [message | fields for message, fields in pairs], tools, guard
 
 
 def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """A copy of JSON data, with `change(text)` in the place of each text, names of fields among them."""
+    """A copy of JSON data, with `change(text)` in place of each text. Names of fields are texts, too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

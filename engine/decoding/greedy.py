@@ -65,6 +65,7 @@ class FullForward:
 
     @torch.inference_mode()
     def __call__(self, token_ids: Sequence[int]) -> Tensor:
+        """All token ids so far -> logits[V] of the next one."""
         tokens = torch.tensor(token_ids, device=self.device)  # [T]
         positions = torch.arange(len(token_ids), device=self.device)  # [T]
         hidden = self.model(tokens, positions, causal)  # [T, D]
@@ -151,16 +152,17 @@ def generate(
     token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=truncate)
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
         stats.token_times.append(step.time)
-    done = step.output
-    completion = CompletionOutput(0, done.text, done.token_ids, done.finish_reason, done.stop_reason)
+    output = step.output
+    completion = CompletionOutput(0, output.text, output.token_ids, output.finish_reason, output.stop_reason)
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, token_ids, [completion], finished=True, stats=stats)
 
 
 def top_candidates(logits: Tensor, tokenizer: Tokenizer, k: int = 5) -> list[Candidate]:
     """The k likeliest next tokens of logits[V], the likeliest first. An unknown id has the text ""."""
-    probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k)
-    return [
-        Candidate(id, tokenizer.decode([id]) if id in tokenizer else "", p)
-        for id, p in zip(ids.tolist(), probabilities.tolist(), strict=True)
-    ]
+    probabilities, token_ids = torch.softmax(logits.float(), dim=-1).topk(k)
+    candidates = []
+    for token_id, probability in zip(token_ids.tolist(), probabilities.tolist(), strict=True):
+        text = tokenizer.decode([token_id]) if token_id in tokenizer else ""
+        candidates.append(Candidate(token_id, text, probability))
+    return candidates

@@ -53,7 +53,9 @@ def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: 
     size = max(1, CHUNK_LOGITS // V)
     chunks = [slice(start, start + size) for start in range(0, len(token_ids), size)]
     scores = [score(logits_of(rows), token_ids[rows], n) for rows in chunks]  # of [r, V] and [r]
-    return scores[0] if len(scores) == 1 else Scores(*map(torch.cat, zip(*scores, strict=True)))
+    if len(scores) == 1:
+        return scores[0]
+    return Scores(*map(torch.cat, zip(*scores, strict=True)))  # each field of all chunks, end to end
 
 
 def perplexity(logprobs: Sequence[float]) -> float:

@@ -21,24 +21,28 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, de
     """[R, V] in fp32, all above 0: exponential random numbers of mean 1, for seeds[R] and positions[R].
 
     Each number is a function of its row's seed and position and of its token id. There is no generator with a
-    state, and all devices give the same numbers up to rounding.
+    state, and all devices give the same numbers up to rounding. If u is uniform between 0 and 1, -log(u) is
+    exponential. Here u is a hash of the row's key and the token id.
     """
+    # 1. Each row's key, as two halves of 32 bits.
     keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
     halves = keys.view(np.int32).reshape(-1, 2)  # [R, 2]
+    # 2. On a GPU, all numbers at once.
     if device.type != "cpu":
-        on_gpu = torch.from_numpy(halves).to(device, non_blocking=True)  # [R, 2]
-        first, second = on_gpu.T[:, :, None]  # [R, 1] each
+        halves_on_gpu = torch.from_numpy(halves).to(device, non_blocking=True)  # [R, 2]
+        first, second = halves_on_gpu.T[:, :, None]  # [R, 1] each
         hashes = _hash32(_hashes_of_ids(V, device), first, second).double()  # [R, V]
         return -((hashes + (INT32_OFFSET + 0.5)) / 2**32).log().float()
+    # 3. On a CPU, as many rows at a time as its cache holds.
     noise = np.empty((len(keys), V), dtype=np.float32)
     id_hashes = _hashes_of_ids(V, device).numpy()  # [V]
-    count = max(1, CACHE_NUMBERS // V)  # rows computed at a time
-    for start in range(0, len(keys), count):
-        rows = slice(start, start + count)
-        hashes = _hash32(id_hashes, halves[rows, :1], halves[rows, 1:])  # [count, V]
-        numbers = hashes + (INT32_OFFSET + 0.5)  # [count, V] in double
-        numbers /= 2**32  # between 0 and 1, both excluded
-        np.negative(np.log(numbers, out=numbers), out=noise[rows], casting="same_kind")
+    num_rows = max(1, CACHE_NUMBERS // V)
+    for start in range(0, len(keys), num_rows):
+        rows = slice(start, start + num_rows)
+        hashes = _hash32(id_hashes, halves[rows, :1], halves[rows, 1:])  # [num_rows, V]
+        uniform_numbers = hashes + (INT32_OFFSET + 0.5)  # [num_rows, V] in double
+        uniform_numbers /= 2**32  # between 0 and 1, both excluded
+        np.negative(np.log(uniform_numbers, out=uniform_numbers), out=noise[rows], casting="same_kind")
     return torch.from_numpy(noise)
 
 

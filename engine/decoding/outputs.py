@@ -26,8 +26,8 @@ Logprobs = list[TokenLogprobs | None]  # None for the first token of a prompt: n
 
 
 Item = TypeVar("Item")
-_SHORT = Repr()  # writes a value in a length that does not grow with it
-_SHORT.maxstring, _SHORT.maxlist, _SHORT.maxother = 100, 8, 1000
+_ABRIDGED = Repr()  # writes only the ends of a long text, and only the first items of a long list
+_ABRIDGED.maxstring, _ABRIDGED.maxlist, _ABRIDGED.maxother = 100, 8, 1000
 
 
 class Snapshot(Sequence[Item]):
@@ -64,15 +64,18 @@ class Snapshot(Sequence[Item]):
 
 
 def short_repr(record: Any, *left_out: str) -> str:
-    """A dataclass as text, without the fields `left_out`. Long texts and lists are cut in the middle or at
-    their end, so the text has about the same length for a long output as for a short one.
+    """A dataclass as text, without the fields `left_out`. Long texts and lists are abridged, so the result
+    has about the same length for a long output as for a short one.
     """
-    values = {spec.name: getattr(record, spec.name) for spec in fields(record) if spec.name not in left_out}
-    shown = {
-        name: _SHORT.repr(value[: _SHORT.maxlist + 1] if isinstance(value, Snapshot) else value)
-        for name, value in values.items()
-    }
-    return f"{type(record).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+    shown: list[str] = []
+    for item in fields(record):
+        if item.name in left_out:
+            continue
+        value = getattr(record, item.name)
+        if isinstance(value, Snapshot):  # as a list, of which `Repr` writes the first items, and "..."
+            value = value[: _ABRIDGED.maxlist + 1]
+        shown.append(f"{item.name}={_ABRIDGED.repr(value)}")
+    return f"{type(record).__name__}({', '.join(shown)})"
 
 
 @dataclass(slots=True, repr=False)

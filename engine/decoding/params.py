@@ -7,8 +7,8 @@ part that adds it. Names and meanings are those of vLLM and OpenAI.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
@@ -23,7 +23,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20  # likeliest tokens returned for each position
-MEANT = 0.8  # from 0 to 1: how much alike an unknown name and the one that was probably meant must be
+MIN_SIMILARITY = 0.8  # from 0 to 1: of an unknown name and the field that an error suggests in its place
 MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
 FLAGS = (
     "ignore_eos",
@@ -54,6 +54,10 @@ class NotFoundError(ParameterError):
     """The field names an object that does not exist, or no longer exists: an adapter (Part 18)."""
 
 
+class NoRoomError(Exception):
+    """There is no room for a request now; later, the same request may be accepted."""
+
+
 def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     """Decorate a dataclass, so that an unknown field raises a TypeError that suggests a similar name."""
     names = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
@@ -63,7 +67,7 @@ def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     def checked_init(self: Fields, *values: Any, **named_values: Any) -> None:
         for name in named_values:
             if name not in names:
-                close = get_close_matches(name, names, 1, MEANT)
+                close = get_close_matches(name, names, 1, MIN_SIMILARITY)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise TypeError(
                     f"{kind.__name__} has no field {name!r}: {hint}Accepted are {', '.join(names)}"
@@ -141,16 +145,28 @@ class SamplingParams:
     thinking_token_budget: int | None = _neutral_only(None, "no part of an output is known as thinking")
 
     def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if value is None and spec.name != "max_tokens":
-                value = spec.default
-                setattr(self, spec.name, value)
-            if "refused" in spec.metadata and value not in (spec.default, [], {}):
-                default, reason = spec.default, spec.metadata["refused"]
+        self._set_defaults()
+        self._check_lists()
+        self._check_flags()
+        self._check_numbers()
+        self._check_structured_outputs()
+        self._check_logit_bias()
+
+    def _set_defaults(self) -> None:
+        """Give fields that are None their defaults, and refuse values of fields without an effect here."""
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.name != "max_tokens":  # there, None is a value of its own: no limit
+                value = item.default
+                setattr(self, item.name, value)
+            if "refused" in item.metadata and value not in (item.default, [], {}):
+                default, reason = item.default, item.metadata["refused"]
                 raise ParameterError(
-                    spec.name, f"{spec.name}={value!r}: only {default!r} is accepted, because {reason}"
+                    item.name, f"{item.name}={value!r}: only {default!r} is accepted, because {reason}"
                 )
+
+    def _check_lists(self) -> None:
+        """Copy the fields that are lists, and check their entries and lengths."""
         self.stop = [self.stop] if isinstance(self.stop, str) else _list_of("stop", self.stop, str)
         self.stop_token_ids = _list_of("stop_token_ids", self.stop_token_ids, int)
         self.bad_words = _list_of("bad_words", self.bad_words, str)
@@ -166,7 +182,8 @@ class SamplingParams:
                 raise ParameterError("allowed_token_ids", "allowed_token_ids=[] allows no token")
         limits = (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("bad_words", MAX_BAD_WORDS))
         for name, limit in limits:
-            if (length := len(getattr(self, name))) > limit:
+            length = len(getattr(self, name))
+            if length > limit:
                 raise ParameterError(name, f"{name} has {length} entries; at most {limit} are accepted")
         longest_stop = max(map(len, self.stop), default=0)
         if longest_stop > MAX_STOP_CHARACTERS:
@@ -174,11 +191,17 @@ class SamplingParams:
                 "stop",
                 f"stop has a string of {longest_stop} characters; at most {MAX_STOP_CHARACTERS} are accepted",
             )
+
+    def _check_flags(self) -> None:
+        """Check the fields that are true or false."""
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{name}={getattr(self, name)!r}: true or false is accepted")
         if self.stop and not self.detokenize:
             raise ParameterError("stop", f"stop={self.stop!r} needs detokenize=True: it is found in the text")
+
+    def _check_numbers(self) -> None:
+        """Check the fields that are numbers."""
         self._check("max_tokens", int, 1, optional=True)
         self._check("min_tokens", int, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -203,17 +226,24 @@ class SamplingParams:
         self._check("n", int, 1, MAX_SAMPLES)
         self._check("logprobs", int, 0, MAX_LOGPROBS, optional=True)
         self._check("prompt_logprobs", int, 0, MAX_LOGPROBS, optional=True)
-        structure = self.structured_outputs
-        if structure is not None and not isinstance(structure, StructuredOutputsParams):
-            message = f"structured_outputs={structure!r}: a StructuredOutputsParams is accepted"
+
+    def _check_structured_outputs(self) -> None:
+        constraint = self.structured_outputs
+        if constraint is not None and not isinstance(constraint, StructuredOutputsParams):
+            message = f"structured_outputs={constraint!r}: a StructuredOutputsParams is accepted"
             raise ParameterError("structured_outputs", message)
-        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+
+    def _check_logit_bias(self) -> None:
+        """Copy `logit_bias`, and check its entries."""
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, dict):
             raise ParameterError(
                 "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"
             )
-        self.logit_bias = None if self.logit_bias is None else dict(self.logit_bias)
-        for token_id, bias in (self.logit_bias or {}).items():
-            if not _is_a(token_id, int) or not _is_a(bias, float) or not -100 <= bias <= 100:
+        self.logit_bias = dict(self.logit_bias)
+        for token_id, bias in self.logit_bias.items():
+            if not _has_type(token_id, int) or not _has_type(bias, float) or not -100 <= bias <= 100:
                 entry = f"logit_bias={{{token_id!r}: {bias!r}}}"
                 raise ParameterError(
                     "logit_bias", f"{entry}: a token id and a bias of -100 to 100 are accepted"
@@ -221,7 +251,7 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         """All fields but those that only have a neutral value. A temperature of None is shown as 1.0."""
-        shown = [spec.name for spec in dataclasses.fields(self) if "refused" not in spec.metadata]
+        shown = [item.name for item in dataclasses.fields(self) if "refused" not in item.metadata]
         values = {name: getattr(self, name) for name in shown}
         if self.temperature is None:
             values["temperature"] = 1.0
@@ -241,7 +271,7 @@ class SamplingParams:
         value = getattr(self, name)
         if optional and value is None:
             return
-        if not _is_a(value, kind) or not low <= value <= high:
+        if not _has_type(value, kind) or not low <= value <= high:
             noun = "a whole number" if kind is int else "a number"
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
             raise ParameterError(name, f"{name}={value!r}: {noun} {limits} is accepted")
@@ -252,14 +282,16 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
     A field whose value has no effect, such as its default, is accepted.
     """
-    for spec in dataclasses.fields(params):
-        value = getattr(params, spec.name)
-        has_no_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
-        if "part" in spec.metadata and spec.name not in supports and not has_no_effect:
-            part = spec.metadata["part"]
-            brings = f"{'Part' if isinstance(part, int) else 'Extension'} {part}"
-            brings += f" ({spec.metadata['brings']}) brings it"
-            raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
+    for item in dataclasses.fields(params):
+        name, value = item.name, getattr(params, item.name)
+        if "part" not in item.metadata or name in supports:
+            continue
+        has_no_effect = value == item.default or (name, value) in [("temperature", 0), ("top_k", -1)]
+        if not has_no_effect:
+            part = item.metadata["part"]
+            title = f"Part {part}" if isinstance(part, int) else f"Extension {part}"
+            brings = f"{title} ({item.metadata['brings']}) brings it"
+            raise ParameterError(name, f"{name}={value!r} is not supported here: {brings}")
 
 
 def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
@@ -275,7 +307,7 @@ def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
-def _is_a(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     """isinstance(value, kind), but an int is a float, too, and neither a bool nor NaN is a number.
 
     `kind` is str, int or float.
@@ -287,39 +319,10 @@ def _is_a(value: Any, kind: type) -> bool:
 
 def _list_of(name: str, values: Any, kind: type) -> list:
     """`values` as a new list. Raises ParameterError if it is not a list or tuple of `kind`."""
-    is_list = isinstance(values, (tuple, list))
-    # The first test is fast for many token ids; the second is for subclasses of `kind`.
-    if not is_list or not (set(map(type, values)) <= {kind} or all(_is_a(value, kind) for value in values)):
+    is_accepted = isinstance(values, (tuple, list))
+    if is_accepted and not set(map(type, values)) <= {kind}:  # a fast test, for lists of many token ids
+        is_accepted = all(_has_type(value, kind) for value in values)  # subclasses of `kind` are accepted
+    if not is_accepted:
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
     return list(values)
-
-
-def recommended_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """name -> value of the parameters that a model's generation_config.json recommends, as in vLLM.
-
-    `max_tokens` is the file's `max_new_tokens`. Raises ParameterError for a value out of range.
-    """
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
-    max_tokens = generation_config.get("max_new_tokens")
-    if max_tokens is not None:
-        defaults["max_tokens"] = max_tokens
-    SamplingParams(**defaults)  # raises ParameterError
-    return defaults
-
-
-def with_recommended(
-    params: SamplingParams, given: Collection[str], recommended: Mapping[str, Any]
-) -> SamplingParams:
-    """`params`, with the recommended value of each field whose name is not in `given`.
-
-    A recommended `max_tokens` is also a bound on a given one, as in vLLM's server. Raises ParameterError if
-    the values contradict each other.
-    """
-    changes = {name: value for name, value in recommended.items() if name not in given}
-    if "max_tokens" in recommended:
-        asked = params.max_tokens
-        bound = recommended["max_tokens"]
-        changes["max_tokens"] = bound if asked is None else min(asked, bound)
-    return replace(params, **changes) if changes else params

@@ -42,8 +42,8 @@ class Changes:
         `guesses` are counted as if they followed the output (Part 16). The next call does not count them.
         Without guesses, the arrays are views, which the next call may change.
         """
-        p = self._params
-        if p.frequency_penalty or p.presence_penalty or p.repetition_penalty != 1:
+        params = self._params
+        if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1:
             for token in output_ids[self._num_counted :]:
                 self._counts[token] += 1
                 self._penalise(self._factors_of(token), self._counts[token])
@@ -70,10 +70,10 @@ class Changes:
 
     def _penalise(self, factors: np.ndarray, count: int) -> None:
         """Set the factors [3] of a token that is in the output `count` times."""
-        p = self._params
-        factors[1] = p.repetition_penalty
-        if p.frequency_penalty or p.presence_penalty:
-            factors[2] = p.frequency_penalty * count + p.presence_penalty
+        params = self._params
+        factors[1] = params.repetition_penalty
+        if params.frequency_penalty or params.presence_penalty:
+            factors[2] = params.frequency_penalty * count + params.presence_penalty
 
     def _factors_of(self, token: int) -> np.ndarray:
         """The factors [3] of a token: a view, to be changed in place. A new token starts with (0, 1, 0)."""

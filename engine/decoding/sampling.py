@@ -79,7 +79,7 @@ class Draw:
 
 
 class Row(Protocol):
-    """The interface of a row for the functions below: a `SamplingState`, or a `Draw` made from one.
+    """What the functions below need to know of a row: a `SamplingState`, or a `Draw` that is made from one.
 
     `Draw` describes the members.
     """
@@ -119,24 +119,24 @@ class SamplingState:
     _draw: Draw = field(init=False)  # the record without tokens and factors, which never changes
 
     def __post_init__(self) -> None:
-        p = self.params
-        self.temperature = 1.0 if p.temperature is None else p.temperature
+        params = self.params
+        self.temperature = 1.0 if params.temperature is None else params.temperature
         self.is_adjusted = bool(
-            p.logit_bias
-            or p.repetition_penalty != 1
-            or p.frequency_penalty
-            or p.presence_penalty
-            or p.min_tokens
+            params.logit_bias
+            or params.repetition_penalty != 1
+            or params.frequency_penalty
+            or params.presence_penalty
+            or params.min_tokens
             or self.bad_words
             or self.mask is not None
         )
-        self._changes = Changes(p, self.prompt_ids)
+        self._changes = Changes(params, self.prompt_ids)
         self._draw = Draw(
-            Limits(p.top_k, p.top_p, p.min_p, p.min_tokens),
-            self.temperature,
-            self.seed,
-            p.seed is not None,
-            self.is_adjusted,
+            params=Limits(params.top_k, params.top_p, params.min_p, params.min_tokens),
+            temperature=self.temperature,
+            seed=self.seed,
+            names_seed=params.seed is not None,
+            is_adjusted=self.is_adjusted,
             mask=self.mask,
         )
 
@@ -178,7 +178,8 @@ def allowed_mask(token_ids: Sequence[int] | None) -> np.ndarray | None:
     """The mask of a `Draw` that lets only `token_ids` be chosen. None for None, which allows all tokens."""
     if token_ids is None:
         return None
-    bits = np.zeros(-(-(max(token_ids) + 1) // 32) * 32, dtype=np.bool_)
+    num_words = max(token_ids) // 32 + 1  # numbers of 32 bits, up to the one with the largest token
+    bits = np.zeros(num_words * 32, dtype=np.bool_)
     bits[token_ids] = True
     return np.packbits(bits, bitorder="little").view(np.int32)
 
@@ -243,6 +244,7 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     params = [row.params for row in rows]
     logits = adjust(logits.float(), rows, positions)  # [R, V]
     likeliest = logits.argmax(-1, keepdim=True)  # [R, 1]
+    # Greedy rows are replaced at the end, so any temperature does for them.
     logits = logits / column([max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows])
 
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
@@ -252,18 +254,20 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
         kth = column([V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]).long()  # [R, 1]: its index
         ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth), -torch.inf)
         # 2. top-p: keep the smallest set of the likeliest tokens whose probability reaches p, and tokens that
-        #    are as likely as the least likely token of this set. The likeliest token always stays.
-        tail = column([1 - p.top_p if p.top_p < 1 else -1.0 for p in params])  # [R, 1]: -1 keeps all tokens
-        is_behind = ascending.softmax(-1).cumsum(-1) <= tail  # [R, V]: whether the token is dropped
-        num_behind = is_behind[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely kept token
-        fence = ascending.gather(-1, torch.maximum(num_behind, kth))  # [R, 1]
-        logits = logits.masked_fill(logits < fence, -torch.inf)
+        #    are as likely as the least likely token of this set. So the least likely tokens are dropped, with
+        #    a probability of at most 1 - p together. The likeliest token always stays.
+        max_dropped = column([1 - p.top_p if p.top_p < 1 else -1 for p in params])  # [R, 1]; -1: drop none
+        is_dropped = ascending.softmax(-1).cumsum(-1) <= max_dropped  # [R, V]
+        first_kept = is_dropped[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely kept token
+        min_logit = ascending.gather(-1, torch.maximum(first_kept, kth))  # [R, 1]
+        logits = logits.masked_fill(logits < min_logit, -torch.inf)
     probs = logits.softmax(-1)
     if any(p.min_p > 0 for p in params):
         # 3. min-p: keep tokens that have at least this share of the likeliest token's probability.
-        fence = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])  # [R, 1]
-        probs = logits.masked_fill(probs < fence, -torch.inf).softmax(-1)
+        min_prob = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])  # [R, 1]
+        probs = logits.masked_fill(probs < min_prob, -torch.inf).softmax(-1)
     if any(row.temperature == 0 for row in rows):
+        # 4. Greedy rows: probability 1 for the likeliest token. A row that is NaN stays NaN.
         greedy = column([row.temperature == 0 for row in rows]).bool() & probs[:, :1].isfinite()  # [R, 1]
         probs = torch.where(greedy, torch.zeros_like(probs).scatter_(-1, likeliest, 1.0), probs)
     return probs
@@ -313,13 +317,17 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if banned:
         banned_index = _to(logits.device, np.array(banned)).unbind(1)  # rows, tokens
         logits = logits.index_put(banned_index, logits.new_full((), -torch.inf))
-    masks = {i: mask for i in adjusted if (mask := rows[i].mask) is not None}
+    masks: dict[int, np.ndarray] = {}  # by row; M rows have a mask
+    for i in adjusted:
+        mask = rows[i].mask
+        if mask is not None:
+            masks[i] = mask
     if masks:
         V = logits.shape[-1]
         allowed = _to(logits.device, np.stack([allowed_by(mask, V) for mask in masks.values()]))  # [M, V]
         masked_rows = _to(logits.device, np.array([*masks]))  # [M]
-        chosen = logits[masked_rows].masked_fill(~allowed, -torch.inf)  # [M, V]
-        logits = logits.index_put((masked_rows,), chosen)
+        masked_logits = logits[masked_rows].masked_fill(~allowed, -torch.inf)  # [M, V]
+        logits = logits.index_put((masked_rows,), masked_logits)
     return logits
 
 

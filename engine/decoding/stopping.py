@@ -40,9 +40,10 @@ class GrowingOutput:
         # The most tokens that the output may have:
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._own_eos = tokenizer.eos_token_id  # the token whose `stop_reason` is None
-        if self._own_eos is None and eos_token_ids:
-            self._own_eos = eos_token_ids[0]
+        # The end-of-sequence token whose `stop_reason` is None; the model may have others beside it.
+        self._main_eos = tokenizer.eos_token_id
+        if self._main_eos is None and eos_token_ids:
+            self._main_eos = eos_token_ids[0]
         self._last_ids = frozenset((*self.eos_token_ids, *params.stop_token_ids))
         self._longest_stop = max(map(len, params.stop), default=0)
 
@@ -61,9 +62,8 @@ class GrowingOutput:
         """The text that no later token can remove.
 
         The end of the text may be the beginning of a stop string. So the longest end of the text that begins
-        any of `params.stop` is left out. A finished output shows its whole text. A
-        stop string that was complete before `min_tokens` did not end the output, and is shown like other
-        text.
+        any of `params.stop` is left out. A finished output shows its whole text. A stop string that was
+        complete before `min_tokens` did not end the output, and is shown like other text.
         """
         if self.finish_reason or not self._longest_stop:
             return self.text
@@ -81,23 +81,24 @@ class GrowingOutput:
         self.token_ids.append(token_id)
         # 1. Does the token end the output? Such a token has no text, unless the parameters ask for its text.
         if token_id in self._last_ids:
-            is_own_eos = token_id == self._own_eos and token_id in self.eos_token_ids
-            stop_reason = None if is_own_eos else token_id
-            shows_text = self.params.include_stop_str_in_output
-            return self._finish("stop", stop_reason, self._text_of(token_id) if shows_text else "")
+            is_main_eos = token_id == self._main_eos and token_id in self.eos_token_ids
+            stop_reason = None if is_main_eos else token_id
+            text = self._text_of(token_id) if self.params.include_stop_str_in_output else ""
+            return self._finish("stop", stop_reason, text)
         # 2. Append the token's text. Is there a stop string, which may have begun several tokens ago?
-        piece = self._text_of(token_id)
-        text, self.text = self.text, ""  # Python appends to a str in place if there is only one reference
+        new_text = self._text_of(token_id)
+        # Python appends to a str in place if there is only one reference to it, so `self.text` lets go of it.
+        text, self.text = self.text, ""
         num_before = len(text)
-        text += piece
+        text += new_text
         self.text = text
         may_stop = self._longest_stop and len(self.token_ids) >= self.params.min_tokens
         stop = self._find_stop(num_before) if may_stop else None
         if stop is not None:
-            start, string = stop
-            end = start + len(string) if self.params.include_stop_str_in_output else start
+            start, stop_string = stop
+            end = start + len(stop_string) if self.params.include_stop_str_in_output else start
             self.text = self.text[:end]
-            return self._finish("stop", string, flush=False)
+            return self._finish("stop", stop_string, flush=False)
         # 3. Has the output reached its limit?
         if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
@@ -112,15 +113,15 @@ class GrowingOutput:
 
         Only a stop string that ends after the first `num_before` characters counts.
         """
-        matches = []  # (end, start, string)
-        for string in self.params.stop:
-            start = self.text.find(string, max(0, num_before - len(string) + 1))
+        matches = []  # (end, start, stop string): so the smallest is the one that ends first
+        for stop_string in self.params.stop:
+            start = self.text.find(stop_string, max(0, num_before - len(stop_string) + 1))
             if start >= 0:
-                matches.append((start + len(string), start, string))
+                matches.append((start + len(stop_string), start, stop_string))
         if not matches:
             return None
-        _, start, string = min(matches)
-        return start, string
+        _, start, stop_string = min(matches)
+        return start, stop_string
 
     def _finish(
         self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True

@@ -1,10 +1,11 @@
-"""What an output must fit, as a user says it: a schema, a regular expression, choices or a grammar. Part 2.
+"""The constraint that an output must fit: a schema, a regular expression, choices or a grammar. Part 2.
 
-Promises that each record has exactly one constraint, of the right type and of bounded size. What the
-constraint allows is not known here: Extension B compiles it, and its engine is the first that gives it an
-effect. Names and meanings are those of vLLM's `StructuredOutputsParams`.
+Promises that each record has exactly one constraint, of the right type and of bounded size. This module does
+not know which texts a constraint allows: Extension B compiles constraints, and gives them an effect. Names
+and meanings are those of vLLM's `StructuredOutputsParams`, but for `prefix`, which is ours.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,8 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_REGEX_CHARACTERS = 1 << 13
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 1 << 16  # of all choices together
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_PREFIX_CHARACTERS = 1 << 16
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character of UTF-16, which has no UTF-8
 
 
 class StructureError(ValueError):
@@ -50,14 +50,17 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False  # no properties but those that the schema names
     whitespace_pattern: str | None = None  # a regular expression for what may stand between the parts
     structural_tag: str | None = None  # vLLM's; refused, see `__post_init__`
+    # The beginning of the text that must fit, if the prompt ends with it: the output continues it, and both
+    # together fit. None: the output is the whole text.
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) != 1:
-            said = " and ".join(given) or "none"
+            listed = " and ".join(given) or "none"
             raise StructureError(
                 given[0] if given else "json",
-                f": exactly one of {', '.join(CONSTRAINTS[:-1])} is accepted; given are: {said}",
+                f": exactly one of {', '.join(CONSTRAINTS[:-1])} is accepted; given are: {listed}",
             )
         if self.structural_tag is not None:
             raise StructureError("structural_tag", " is not supported: grammar can say the same")
@@ -69,10 +72,11 @@ class StructuredOutputsParams:
         self._check_text("regex", MAX_REGEX_CHARACTERS)
         self._check_text("grammar", MAX_GRAMMAR_CHARACTERS)
         self._check_text("whitespace_pattern", MAX_REGEX_CHARACTERS)
+        self._check_text("prefix", MAX_PREFIX_CHARACTERS)
         if self.choice is not None:
-            object.__setattr__(self, "choice", _choices(self.choice))
+            object.__setattr__(self, "choice", _choices(self.choice))  # the dataclass is frozen
         if self.json is not None:
-            self.schema_text()
+            self.schema_text()  # raises StructureError
         is_json = self.json is not None or self.json_object is not None
         for name in (*FLAGS[1:], "whitespace_pattern"):
             if getattr(self, name) and not is_json:
@@ -85,33 +89,34 @@ class StructuredOutputsParams:
 
         Raises StructureError if it is no JSON schema, or too long.
         """
-        given = {"type": "object"} if self.json is None else self.json
-        if not isinstance(given, str | Mapping):
-            raise StructureError("json", f"={given!r}: a JSON schema or its text is accepted")
+        schema = {"type": "object"} if self.json is None else self.json
+        if not isinstance(schema, str | Mapping):
+            raise StructureError("json", f"={schema!r}: a JSON schema or its text is accepted")
+        if isinstance(schema, str):
+            _check_schema_length(schema)  # before it is parsed
         try:
-            if isinstance(given, str):
-                if len(given) > MAX_SCHEMA_CHARACTERS:
-                    raise StructureError("json", f" has {len(given)} characters{_at_most_schema()}")
-                given = json.loads(given)
-            text = json.dumps(given, allow_nan=False, separators=(",", ":"))
+            if isinstance(schema, str):
+                schema = json.loads(schema)
+            text = json.dumps(schema, allow_nan=False, separators=(",", ":"))
         except RecursionError:
             raise StructureError("json", " is nested too deeply") from None
-        except StructureError:
-            raise
         except (TypeError, ValueError) as error:
             raise StructureError("json", f" is no JSON schema: {error}") from None
-        if not isinstance(given, Mapping | bool):
+        if not isinstance(schema, Mapping | bool):  # JSON Schema allows true and false, too
             raise StructureError("json", f" is {text[:100]}: a JSON schema is an object")
-        if len(text) > MAX_SCHEMA_CHARACTERS:
-            raise StructureError("json", f" has {len(text)} characters{_at_most_schema()}")
-        _check_characters("json", json.dumps(given, ensure_ascii=False))
+        _check_schema_length(text)
+        _check_characters("json", json.dumps(schema, ensure_ascii=False))
         return text
 
+    def behind(self, prefix: str) -> "StructuredOutputsParams":
+        """The same constraint, for an output that continues a text. Raises StructureError, field `prefix`."""
+        return dataclasses.replace(self, prefix=prefix or None)
+
     def __repr__(self) -> str:
-        """The fields that are given."""
-        shown = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        given = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value not in (None, False))
-        return f"StructuredOutputsParams({given})"
+        """The class and the fields that are given."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        given = [f"{name}={value!r}" for name, value in values.items() if value not in (None, False)]
+        return f"StructuredOutputsParams({', '.join(given)})"
 
     def _check_text(self, name: str, limit: int) -> None:
         """Raises StructureError if the field is given, and is no text of 1 to `limit` characters."""
@@ -125,14 +130,18 @@ class StructuredOutputsParams:
         _check_characters(name, value)
 
 
-def _at_most_schema() -> str:
-    return f"; at most {MAX_SCHEMA_CHARACTERS} are accepted"
+def _check_schema_length(text: str) -> None:
+    """Raises StructureError if the text of a JSON schema is too long."""
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        message = f" has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are accepted"
+        raise StructureError("json", message)
 
 
 def _check_characters(name: str, text: str) -> None:
     """Raises StructureError for a lone surrogate: half a character, which no output can have."""
-    if found := SURROGATE.search(text):
-        raise StructureError(name, f" has a lone surrogate U+{ord(found[0]):04X}: not a character")
+    surrogate = SURROGATE.search(text)
+    if surrogate:
+        raise StructureError(name, f" has a lone surrogate U+{ord(surrogate[0]):04X}: not a character")
 
 
 def _choices(choice: Any) -> list[str]:

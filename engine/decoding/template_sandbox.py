@@ -3,9 +3,9 @@
 A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
 files. This sandbox also limits what a render computes. Each item of a loop, call, filter, operator and
 printed value is charged to a `Budget` before it is computed, with the most characters that its result may
-have. A render that exceeds MAX_CHARACTERS or SECONDS ends with `TooMuch`. So no thread has to be killed, and
-memory stays within a few times MAX_CHARACTERS. One operation is not charged: a comparison of lists, which
-deeply nested lists can make slow.
+have. A render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be
+killed, and memory stays within a few times MAX_CHARACTERS. One operation is not charged: a comparison of
+lists, which deeply nested lists can make slow.
 
 From top to bottom: the budget, `render`, the environment that charges the budget, and the charges.
 """
@@ -28,8 +28,10 @@ from jinja2.visitor import NodeTransformer
 # Characters that one render may make, intermediate results included. A prompt of a million tokens has about 4
 # million characters.
 MAX_CHARACTERS = 2**25
-STEP = 64  # characters charged for each step itself: an item of a loop or of a list, a call, an operator
-SECONDS = 10.0  # that one render may take
+# Characters charged for each step, beside those of its result: an item of a loop or of a list, a call, an
+# operator. So a render of many steps ends, even if they make no text.
+STEP_CHARACTERS = 64
+MAX_SECONDS = 10.0  # that one render may take
 MAX_INT_BITS = 4096  # of a product or a power of whole numbers
 Text = str | bytes
 
@@ -40,23 +42,25 @@ WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlen
 FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
 
 
-class TooMuch(TemplateError):
-    """The template makes more than MAX_CHARACTERS, or takes more than SECONDS."""
+class BudgetExceeded(TemplateError):
+    """The template makes more than MAX_CHARACTERS, or takes more than MAX_SECONDS."""
 
 
 class Budget:
     """The characters and the time that one render may still use."""
 
     def __init__(self) -> None:
-        self.characters, self.deadline = MAX_CHARACTERS, time.monotonic() + SECONDS
+        self.characters, self.deadline = MAX_CHARACTERS, time.monotonic() + MAX_SECONDS
 
     def charge(self, characters: int) -> None:
-        """Subtract `characters` and a STEP. Raises TooMuch if fewer are left, or if the time is over."""
-        self.characters -= STEP + characters
+        """Subtract `characters` and STEP_CHARACTERS. Raises BudgetExceeded if fewer are left, or if the time
+        is over.
+        """
+        self.characters -= STEP_CHARACTERS + characters
         if self.characters < 0:
-            raise TooMuch(f"the chat template makes more than {MAX_CHARACTERS:,} characters")
+            raise BudgetExceeded(f"the chat template makes more than {MAX_CHARACTERS:,} characters")
         if time.monotonic() > self.deadline:
-            raise TooMuch(f"the chat template takes more than {SECONDS:g} seconds")
+            raise BudgetExceeded(f"the chat template takes more than {MAX_SECONDS:g} seconds")
 
     def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
         """Yield the items, and charge for each one.
@@ -74,7 +78,7 @@ _budget: ContextVar[Budget] = ContextVar("budget")  # the budget of the render t
 def render(template: Template, values: Mapping[str, Any]) -> str:
     """Render a template of a `BoundedEnvironment` with these values, by name.
 
-    Raises TooMuch if the render exceeds its budget, and any error that the template raises.
+    Raises BudgetExceeded if the render exceeds its budget, and any error that the template raises.
     """
     budget = Budget()
     token = _budget.set(budget)
@@ -274,14 +278,14 @@ def _format_characters(template: Any, values: Any) -> int:
 
 
 def written_length(value: Any) -> int:
-    """An estimate of the characters of str(value), with a STEP for each part of the value.
+    """An estimate of the characters of str(value), with STEP_CHARACTERS more for each part of the value.
 
     The count stops as soon as it exceeds MAX_CHARACTERS.
     """
     total, parts = 0, [value]
     while parts and total <= MAX_CHARACTERS:
         part = parts.pop()
-        total += STEP
+        total += STEP_CHARACTERS
         if isinstance(part, Text):
             total += len(part)
         elif isinstance(part, int):
@@ -308,11 +312,11 @@ def _largest_int(values: Iterable[Any]) -> int:
 
 
 def _refuse_large_int(operator: str, left: int, right: int) -> None:
-    """Raises TooMuch if the product or the power may have more than MAX_INT_BITS bits."""
+    """Raises BudgetExceeded if the product or the power may have more than MAX_INT_BITS bits."""
     bits = 0
     if operator == "*":
         bits = left.bit_length() + right.bit_length()
     elif operator == "**":
         bits = left.bit_length() * max(right, 0)
     if bits > MAX_INT_BITS:
-        raise TooMuch(f"the chat template makes a number of more than {MAX_INT_BITS:,} bits")
+        raise BudgetExceeded(f"the chat template makes a number of more than {MAX_INT_BITS:,} bits")

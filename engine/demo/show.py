@@ -122,14 +122,14 @@ def board(crowd: Crowd, width: int) -> Table:
     server's metrics.
     """
     table = Table.grid(padding=(0, 1))
-    room = max(20, width - NAME_COLUMNS - 2)
+    text_width = max(20, width - NAME_COLUMNS - 2)
     table.add_column(style="bold", no_wrap=True, width=NAME_COLUMNS)
-    table.add_column(no_wrap=True, width=room)
+    table.add_column(no_wrap=True, width=text_width)
     for person in crowd.people:
         table.add_row(person.name, person.question, style="cyan" if person.is_waiting else "")
-        table.add_row("", _end_of_text(person, room))
+        table.add_row("", _end_of_text(person, text_width))
     table.add_row()
-    for line in crowd.numbers.lines(room):
+    for line in crowd.numbers.lines(text_width):
         table.add_row("", line, style="dim")
     return table
 

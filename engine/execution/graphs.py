@@ -32,9 +32,10 @@ from engine.machine.device import on_device
 from engine.models.language_model import LanguageModel
 from engine.requests.batch import Batch
 
-# logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S])
-Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-StepOf = Callable[[int], Step]  # a number of rows -> the step that computes this many
+# The forward pass of S rows: logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W],
+# lens[S]).
+RowsStep = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+StepOf = Callable[[int], RowsStep]  # a number of rows -> the step that computes this many
 
 
 class GraphInputs(NamedTuple):
@@ -136,7 +137,7 @@ class DecodeGraphs:
             tables = np.repeat(tables, np.diff(batch.query_start), axis=0)  # [T, W]
         inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last.sources(batch)
         inputs.positions[:T], inputs.slots[:T], inputs.lens[:T] = positions, batch.slots, positions + 1
-        for numbers, padding in zip(inputs[:NUMBERS_PER_ROW], PADDING, strict=False):
+        for numbers, padding in zip(inputs[:NUMBERS_PER_ROW], PADDING[:NUMBERS_PER_ROW], strict=True):
             numbers[T:] = padding
         inputs.tables[:T, : tables.shape[1]] = tables  # the tables of padding rows are not read
         # 2. One copy, one call.
@@ -199,8 +200,9 @@ class GraphWay:
         """Whether the step has few rows, few new tokens of each sequence, and no row of a prompt to score."""
         if batch.num_tokens > self.graphs.sizes[-1] or batch.rows.prompt:
             return False
-        starts = batch.query_start
-        return batch.num_tokens == len(batch.ids) or all(b - a <= self._max_new for a, b in pairwise(starts))
+        if batch.num_tokens == len(batch.ids):  # one new token each
+            return True
+        return all(end - start <= self._max_new for start, end in pairwise(batch.query_start))
 
     def __call__(self, batch: Batch) -> Logits:
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]

@@ -3,7 +3,7 @@
 Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, its
 record and its runner's name are written; when its result is read, its tokens or its error are. `run_again`
 runs the same steps in the same order. This module knows no request. The file contains the prompts, as token
-ids: whoever gets the file gets the prompts.
+ids, so it is as confidential as they are.
 """
 
 import json
@@ -110,7 +110,7 @@ class Bounds:
         """Raise ValueError if a number of the record is out of bounds. The message names the field."""
         rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
         context_lens = np.array(batch.context_lens)  # [S]
-        # 1. Indices and counts are in range.
+        # 1. Check that indices and counts are in range.
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", context_lens, self.positions + 1)
@@ -129,7 +129,7 @@ class Bounds:
         for copy in batch.copies:
             _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
             _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
-        # 2. Tables have as many blocks as the tokens need, and the new tokens' slots lie in these blocks.
+        # 2. Check that tables have as many blocks as the tokens need, and that slots lie in these blocks.
         P, longest = self.block_size, context_lens.max()
         if tables.shape[1] != -(-longest // P):
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
@@ -149,7 +149,7 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A recorded step, and its result when it was run again."""
+    """A recorded step: its result in the recording, and its result when it was run again."""
 
     step: int
     runner: str
@@ -178,9 +178,9 @@ def run_again(
     number, for a line that does not belong in a recording or whose record is out of bounds.
     """
     submitted: dict[int, tuple[str, Batch, Pending | Exception]] = {}  # by step: those without a result yet
-    number = 1
+    line_number = 1  # the first line was read before
     while line := file.readline(MAX_LINE):
-        number += 1
+        line_number += 1
         try:
             entry = _read(line)
             if "batch" in entry:
@@ -195,9 +195,9 @@ def run_again(
                 _check_result(entry, batch)
                 yield _compare(entry, runner, batch, pending)
         except KeyError as error:
-            raise ValueError(f"line {number}: nothing is known of {error}") from None
+            raise ValueError(f"line {line_number}: nothing is known of {error}") from None
         except (ValueError, TypeError) as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise ValueError(f"line {line_number}: {error}") from None
 
 
 def _read(line: str) -> dict[str, Any]:

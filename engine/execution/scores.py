@@ -45,7 +45,8 @@ class ChosenLogprobs:
             values, token_ids = values[index], token_ids[index]
         n = max(batch.rows.logprobs)
         # NO_TOKEN, which is below 0, is scored as token 0. Its request fails, so the score is not used.
-        return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
+        token_ids = token_ids.clamp(min=0)
+        return list(score_in_chunks(lambda chunk: values[chunk], token_ids, n, values.shape[-1]))
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
         """The result with `logprobs`[S]: a sequence whose request asks has an entry for each of its tokens,
@@ -55,7 +56,7 @@ class ChosenLogprobs:
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
         logprobs: list[list[TokenLogprobs]] = []
         for tokens, n in zip(result.tokens, batch.rows.logprobs, strict=True):
-            logprobs.append([*rows.take(len(tokens), n)] if n != UNSCORED else [])
+            logprobs.append([] if n == UNSCORED else list(rows.take(len(tokens), n)))
         return replace(result, logprobs=logprobs)
 
     def _rows(self, batch: Batch) -> list[int]:
@@ -86,7 +87,7 @@ class PromptLogprobs:
             return []
         (prompt_ids,) = on_device(hidden.device, batch.rows.prompt_ids)
         n, V = max(num_likeliest), logits.values.shape[-1]
-        return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
+        return list(score_in_chunks(lambda chunk: self.to_logits(hidden[chunk]), prompt_ids, n, V))
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
         """The result with `prompt_logprobs`[S]. The entry of a prompt's first token is None, since no token

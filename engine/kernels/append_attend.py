@@ -94,26 +94,26 @@ def load_new_token(
     the kernels of this file load and store a head without a mask.
     """
     D: tl.constexpr = H * DH
-    d = tl.arange(0, DH)
-    address = qkv + sequence * 3 * D + head * DH + d
+    dim = tl.arange(0, DH)
+    address = qkv + sequence * 3 * D + head * DH + dim
     query, key, value = tl.load(address), tl.load(address + D), tl.load(address + 2 * D)  # [DH] each
     if BIAS:
         bias += head * DH
-        query = (query.to(tl.float32) + tl.load(bias + d).to(tl.float32)).to(dtype)
-        key = (key.to(tl.float32) + tl.load(bias + d + D).to(tl.float32)).to(dtype)
-        value = (value.to(tl.float32) + tl.load(bias + d + 2 * D).to(tl.float32)).to(dtype)
+        query = (query.to(tl.float32) + tl.load(bias + dim).to(tl.float32)).to(dtype)
+        key = (key.to(tl.float32) + tl.load(bias + dim + D).to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) + tl.load(bias + dim + 2 * D).to(tl.float32)).to(dtype)
     return query, key, value
 
 
 @triton.jit
 def load_old_tokens(
-    keys, values, tables, token, valid, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr
+    keys, values, tables, token, valid, head, dim, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr
 ):
     """Keys and values[TOKENS, DH] of one head, for the positions token[TOKENS]; 0 where valid[TOKENS] is
     False. `tables` points to the sequence's row of the block tables.
     """
     block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
-    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]  # [TOKENS, DH]
+    address = ((block * P + token % P) * H + head)[:, None] * DH + dim[None, :]  # [TOKENS, DH]
     k = tl.load(keys + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     v = tl.load(values + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     return k, v
@@ -133,35 +133,35 @@ def _attend_whole(
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + sequence)
     tables += sequence * width
-    i = tl.arange(0, TOKENS)
-    block = tl.load(tables + i // P, mask=i < length - 1, other=0)  # [TOKENS]
+    offset = tl.arange(0, TOKENS)
+    block = tl.load(tables + offset // P, mask=offset < length - 1, other=0)  # [TOKENS]
     release(PDL)
     wait(PDL)
     if length == 0:
         return
-    d, r = tl.arange(0, DH), tl.arange(0, ROWS)
+    dim, dot_row = tl.arange(0, DH), tl.arange(0, ROWS)
     query, key, value = load_new_token(qkv, bias, head, sequence, keys.dtype.element_ty, H, DH, BIAS)
     slot = tl.load(slots + sequence).to(tl.int64)
-    tl.store(keys + (slot * H + head) * DH + d, key, mask=slot >= 0)
-    tl.store(values + (slot * H + head) * DH + d, value, mask=slot >= 0)
+    tl.store(keys + (slot * H + head) * DH + dim, key, mask=slot >= 0)
+    tl.store(values + (slot * H + head) * DH + dim, value, mask=slot >= 0)
     # A product on tensor cores needs ROWS rows. Row 0 is the query. The other rows are zeros, and their
     # results are not read.
-    queries = tl.where((r == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
+    queries = tl.where((dot_row == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
     for start in range(0, length - 1, TOKENS):
-        token = start + i
+        token = start + offset
         valid = token < length - 1
-        address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
+        address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + dim[None, :]
         k = tl.load(keys + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
         v = tl.load(values + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where(valid[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
-    mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)  # [DH]
-    tl.store(out + (sequence * H + head) * DH + d, mean.to(out.dtype.element_ty))
+    mean = tl.sum(tl.where((dot_row == 0)[:, None], weighted / total[:, None], 0.0), 0)  # [DH]
+    tl.store(out + (sequence * H + head) * DH + dim, mean.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def _attend_split(
     # 1. This program's head, sequence and part: the tokens first:last, of which first:end are old tokens. The
     #    new token is the last token of the last part.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
+    dim, offset = tl.arange(0, DH), tl.arange(0, TOKENS)
     length = tl.load(lens + sequence)
     share = tokens_per_part(length, SPLITS, TOKENS)
     first = part * share
@@ -188,12 +188,12 @@ def _attend_split(
     end = tl.minimum(last, length - 1)
     # 2. Load the first tile of old keys and values.
     tables += sequence * width
-    k, v = load_old_tokens(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
+    k, v = load_old_tokens(keys, values, tables, first + offset, first + offset < end, head, dim, H, DH, P)
     slot = tl.load(slots + sequence).to(tl.int64)
     # 3. Read the query and the new key and value from the qkv layer's output. Store the key and the value.
     wait(PDL)
     query, key, value = load_new_token(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)  # [DH] each
-    new_offset = (slot * H + head) * DH + d  # [DH]
+    new_offset = (slot * H + head) * DH + dim  # [DH]
     tl.store(keys + new_offset, key, mask=has_new & (slot >= 0))
     tl.store(values + new_offset, value, mask=has_new & (slot >= 0))
     # 4. The running softmax: the new token, if this part has it, and then the old tokens. The next tile is
@@ -203,10 +203,10 @@ def _attend_split(
     total = tl.where(has_new, 1.0, 0.0)
     weighted = tl.where(has_new, value.to(tl.float32), 0.0)  # [DH]
     for start in range(first, end, TOKENS):
-        token = start + TOKENS + i
-        next_k, next_v = load_old_tokens(keys, values, tables, token, token < end, head, d, H, DH, P)
+        token = start + TOKENS + offset
+        next_k, next_v = load_old_tokens(keys, values, tables, token, token < end, head, dim, H, DH, P)
         scores = tl.sum(k.to(tl.float32) * query[None, :], 1)  # [TOKENS]
-        scores = tl.where(start + i < end, scores, -float("inf"))
+        scores = tl.where(start + offset < end, scores, -float("inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         shrink = tl.exp(maximum - new_maximum)
         weights = tl.exp(scores - new_maximum)  # [TOKENS]
@@ -216,12 +216,12 @@ def _attend_split(
         k, v = next_k, next_v
     # 5. Store this part of the result. The program that ends last joins all parts.
     row = sequence * H + head
-    tl.store(parts + (row * SPLITS + part) * DH + d, weighted)
+    tl.store(parts + (row * SPLITS + part) * DH + dim, weighted)
     tl.store(maxima + row * SPLITS + part, maximum)
     tl.store(totals + row * SPLITS + part, total)
     tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
     num_parts = tl.cdiv(length, share)
     if tl.atomic_add(arrived + row, 1) == num_parts - 1:
-        mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)
-        tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
+        mean = merge_parts(parts, maxima, totals, row, num_parts, dim, SPLITS, DH)
+        tl.store(out + row * DH + dim, mean.to(out.dtype.element_ty))
         tl.store(arrived + row, 0)  # for the next step

@@ -2,10 +2,9 @@
 Extension C.
 
 Promises the results of `GatheredWithExtras` (engine/attention/extras_paged.py) up to rounding, for sequences
-with one new token or many. With a window, a program begins at the first tile that one of its queries sees,
-and loads no key before the first such key. A sequence is not split among programs as Part 13 splits it, so
-one long sequence without a window leaves much of a GPU idle. With
-TRITON_INTERPRET=1 the kernel runs on a CPU.
+with one new token or many. With a window, a program loads no key before the first key that one of its queries
+sees. A sequence is not split among programs as in Part 13, so one long sequence without a window leaves much
+of a GPU idle. With TRITON_INTERPRET=1 the kernel runs on a CPU, slowly.
 """
 
 import torch
@@ -21,7 +20,8 @@ from engine.kernels.running_softmax import add_tile
 from engine.machine.device import on_device
 
 MIN_DOT_ROWS = 16  # the fewest rows of a matrix product on tensor cores
-LOWEST = tl.constexpr(-1e30)  # below any score; -inf - -inf would be NaN where a tile shows a row no key
+# Below any score, in place of -inf: a row that sees no key of a tile would compute -inf - -inf, which is NaN.
+LOWEST = tl.constexpr(-1e30)
 
 
 class PagedExtras:
@@ -38,6 +38,7 @@ class PagedExtras:
         self.max_queries = max_length(query_start)  # of one sequence
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras) -> Tensor:
+        """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]. `extras`: the layer's."""
         return extras_attention(
             q, keys, values, self.tables, self.lens, self.query_start, self.max_queries, extras
         )
@@ -49,8 +50,8 @@ def extras_attention(
 ) -> Tensor:  # fmt: skip
     """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S], query_start[S+1] -> [T, Hq, Dh].
 
-    Sequence s has lens[s] tokens, of which the last are its queries; no sequence has more than `max_queries`.
-    A sequence of length 0 is padding, and its result may be anything.
+    Sequence s has lens[s] tokens. Its queries query_start[s]:query_start[s+1] are the last of them, at most
+    `max_queries`. A sequence of length 0 is padding, and its result may be anything.
     """
     (T, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
     q = q if q.stride(2) == 1 else q.contiguous()
@@ -93,11 +94,11 @@ def _attend(
     row = first_row + tl.arange(0, ROWS)  # [ROWS]
     position = past + row // GROUP  # [ROWS]: of the row's query
     head = kv_head * GROUP + row % GROUP  # [ROWS]
-    col, d = tl.arange(0, COLS), tl.arange(0, DH_PADDED)
-    inside = (row < Tq * GROUP)[:, None] & (d < DH)[None, :]  # [ROWS, DH_PADDED]
+    col, dim = tl.arange(0, COLS), tl.arange(0, DH_PADDED)
+    inside = (row < Tq * GROUP)[:, None] & (dim < DH)[None, :]  # [ROWS, DH_PADDED]
     token = (start + row // GROUP).to(tl.int64)
-    queries = tl.load(q + (token * q_token + head * q_head)[:, None] + d[None, :], mask=inside, other=0.0)
-    # 2. The running softmax begins with the sink, a key with this score and a value of 0, if there is one.
+    queries = tl.load(q + (token * q_token + head * q_head)[:, None] + dim[None, :], mask=inside, other=0.0)
+    # 2. If there is a sink, the running softmax begins with it: as a key with this score and a value of 0.
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
     if HAS_SINKS:
         maximum = tl.load(sinks + head, mask=row < Tq * GROUP, other=0.0).to(tl.float32)
@@ -105,18 +106,18 @@ def _attend(
     else:
         maximum = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-    # 3. Tiles of COLS keys, from the first that the tile's first query sees to its last query's own. A page
-    #    before them may be somebody else's, and hold NaN.
-    lowest = past * 0
+    # 3. Tiles of COLS keys, from the first key that the first query sees to the position of the last query.
+    #    Pages before the first key may belong to another sequence by now, and hold NaN.
+    first_key = past * 0  # 0 with the type that the next lines need
     if HAS_WINDOW:
-        lowest = tl.maximum(past + first_row // GROUP - window + 1, 0)
+        first_key = tl.maximum(past + first_row // GROUP - window + 1, 0)
     end = past + tl.minimum((first_row + ROWS - 1) // GROUP + 1, Tq)
-    for key_start in range(lowest // COLS * COLS, end, COLS):
+    for key_start in range(first_key // COLS * COLS, end, COLS):
         key = key_start + col  # [COLS]
-        valid = (key >= lowest) & (key < end)
+        valid = (key >= first_key) & (key < end)
         block = tl.load(tables + sequence * width + key // P, mask=valid, other=0).to(tl.int64)  # [COLS]
-        offsets = ((block * P + key % P) * HKV + kv_head)[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
-        in_bounds = valid[:, None] & (d < DH)[None, :]
+        offsets = ((block * P + key % P) * HKV + kv_head)[:, None] * DH + dim[None, :]  # [COLS, DH_PADDED]
+        in_bounds = valid[:, None] & (dim < DH)[None, :]
         k = tl.load(keys + offsets, mask=in_bounds, other=0.0)
         v = tl.load(values + offsets, mask=in_bounds, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, COLS]
@@ -127,7 +128,7 @@ def _attend(
             seen = seen & (key[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
-    # 4. The mean of the values. A row of padding may have seen no key.
+    # 4. The mean of the values. A row of padding may have seen no key, and must not be divided by 0.
     total = tl.where(total > 0, total, 1.0)
-    address = out + (token * out_token + head * out_head)[:, None] + d[None, :]
+    address = out + (token * out_token + head * out_head)[:, None] + dim[None, :]
     tl.store(address, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -60,12 +60,12 @@ def _kernel(
     # 2. The tile of queries. Numbers beyond the sequence's end or the head's width are loaded as 0.
     row = first + tl.arange(0, ROWS)  # [ROWS]
     col = tl.arange(0, COLS)  # [COLS]
-    d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
-    q += (q_start + row).to(tl.int64)[:, None] * q_token + head * q_head + d[None, :]
-    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
-    k += (k_start + col).to(tl.int64)[None, :] * k_token + head // GROUP * k_head + d[:, None]
-    v += (k_start + col).to(tl.int64)[:, None] * v_token + head // GROUP * v_head + d[None, :]
-    inside = (row < Tq)[:, None] & (d < DH)[None, :]
+    dim = tl.arange(0, DH_PADDED)  # [DH_PADDED]
+    q += (q_start + row).to(tl.int64)[:, None] * q_token + head * q_head + dim[None, :]
+    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * out_head + dim[None, :]
+    k += (k_start + col).to(tl.int64)[None, :] * k_token + head // GROUP * k_head + dim[:, None]
+    v += (k_start + col).to(tl.int64)[:, None] * v_token + head // GROUP * v_head + dim[None, :]
+    inside = (row < Tq)[:, None] & (dim < DH)[None, :]
     queries = tl.load(q, mask=inside, other=0.0)  # [ROWS, DH_PADDED]
 
     # 3. The running softmax, as in `RunningSoftmax`.
@@ -77,22 +77,22 @@ def _kernel(
         valid = start + col < Tk
         step = tl.cast(start, tl.int64)
         keys = tl.load(
-            k + step * k_token, mask=valid[None, :] & (d < DH)[:, None], other=0.0
+            k + step * k_token, mask=valid[None, :] & (dim < DH)[:, None], other=0.0
         )  # [DH_PADDED, COLS]
         scores = tl.dot(queries, keys, input_precision="ieee") * scale  # [ROWS, COLS]
         scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
         # b. The new maximum, and the factor `shrink` that makes the sums so far relative to the new maximum.
-        new = tl.maximum(maximum, tl.max(scores, 1))  # [ROWS]
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])  # [ROWS, COLS]
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))  # [ROWS]
+        shrink = tl.exp(maximum - new_maximum)
+        weights = tl.exp(scores - new_maximum[:, None])  # [ROWS, COLS]
         # c. Shrink the sums, and add the tile.
         values = tl.load(
-            v + step * v_token, mask=valid[:, None] & (d < DH)[None, :], other=0.0
+            v + step * v_token, mask=valid[:, None] & (dim < DH)[None, :], other=0.0
         )  # [COLS, DH_PADDED]
         total = total * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
         weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="ieee")
-        maximum = new
+        maximum = new_maximum
 
     # 4. The mean of the values, weighted by the softmax.
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

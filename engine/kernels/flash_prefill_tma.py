@@ -95,14 +95,14 @@ def _kernel(
     for start in range(0, diagonal, TILE):
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
-        new = tl.maximum(maximum, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - new[:, None])
-        shrink = tl.exp2(maximum - new)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
         weighted = weighted * shrink[:, None]
         values = v.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         weighted = tl.dot(weights.to(values.dtype), values, weighted)
         total = total * shrink + tl.sum(weights, 1)
-        maximum = new
+        maximum = new_maximum
 
     # 4. The tiles on the diagonal. Values beyond the sequence's end may belong to the next sequence, and may
     #    be NaN. These values are set to 0, since a weight of 0 times NaN would be NaN.
@@ -110,18 +110,18 @@ def _kernel(
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
         scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores * scale, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        shrink = tl.exp2(maximum - new)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        shrink = tl.exp2(maximum - new_maximum)
         weighted = weighted * shrink[:, None]
         values = v.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         values = tl.where((start + col < Tk)[:, None], values, 0.0)
         weighted = tl.dot(weights.to(values.dtype), values, weighted)
         total = total * shrink + tl.sum(weights, 1)
-        maximum = new
+        maximum = new_maximum
 
     # 5. The mean of the values, weighted by the softmax.
-    d = tl.arange(0, DH_PADDED)
-    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + d[None, :]
-    inside = (row < Tq)[:, None] & (d < DH)[None, :]
+    dim = tl.arange(0, DH_PADDED)
+    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + dim[None, :]
+    inside = (row < Tq)[:, None] & (dim < DH)[None, :]
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -43,11 +43,12 @@ class Greedy:
 @triton.jit
 def _fetch(token_ids, sources, chosen, out, S, PADDED: tl.constexpr):
     """One program for all S rows: `fetch`. PADDED is a power of two, at least S."""
-    i = tl.arange(0, PADDED)
-    source = tl.load(sources + i, mask=i < S, other=-1)  # [PADDED]
-    token = tl.load(token_ids + i, mask=i < S, other=0)  # [PADDED]
+    row = tl.arange(0, PADDED)
+    source = tl.load(sources + row, mask=row < S, other=-1)  # [PADDED]
+    token = tl.load(token_ids + row, mask=row < S, other=0)  # [PADDED]
     last = tl.load(chosen + source, mask=source >= 0, other=0)  # [PADDED]
-    tl.store(out + i, tl.where(source >= 0, tl.maximum(last, 0), token), mask=i < S)
+    # A negative last token (NO_TOKEN) becomes 0.
+    tl.store(out + row, tl.where(source >= 0, tl.maximum(last, 0), token), mask=row < S)
 
 
 @triton.jit
@@ -57,11 +58,11 @@ def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.co
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * PART + tl.arange(0, PART)  # [PART]
-    x = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)
+    values = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)
     # A maximum would skip NaN. As inf, NaN becomes the row's maximum, and `_best` then chooses no token.
-    x = tl.where(x == x, x, float("inf"))
-    value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best + row * tl.num_programs(0) + part, value)
+    values = tl.where(values == values, values, float("inf"))  # only NaN is not equal to itself
+    largest, index = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best + row * tl.num_programs(0) + part, largest)
     tl.store(best_token + row * tl.num_programs(0) + part, part * PART + index)
 
 
@@ -71,7 +72,7 @@ def _best(best, best_token, chosen, PARTS: tl.constexpr, PADDED: tl.constexpr):
     finite.
     """
     row, part = tl.program_id(0), tl.arange(0, PADDED)
-    x = tl.load(best + row * PARTS + part, mask=part < PARTS, other=-float("inf"))  # [PADDED]
-    value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
+    values = tl.load(best + row * PARTS + part, mask=part < PARTS, other=-float("inf"))  # [PADDED]
+    largest, index = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.load(best_token + row * PARTS + index).to(tl.int64)
-    tl.store(chosen + row, tl.where(tl.abs(value) < float("inf"), token, -1))
+    tl.store(chosen + row, tl.where(tl.abs(largest) < float("inf"), token, -1))

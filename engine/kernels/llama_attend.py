@@ -84,15 +84,15 @@ def _norm_and_rotate(heads, gain, cos, sin, mask, eps, HALF: tl.constexpr, NORM:
     heads[R, 1] are pointers to the heads' first numbers. A head with a False in mask[R, 1] is loaded as 0.
     gain[2 HALF]; cos and sin[HALF].
     """
-    i = tl.arange(0, HALF)
-    a = tl.load(heads + i[None, :], mask=mask, other=0.0).to(tl.float32)  # [R, HALF]
-    b = tl.load(heads + HALF + i[None, :], mask=mask, other=0.0).to(tl.float32)  # [R, HALF]
+    pair = tl.arange(0, HALF)
+    first = tl.load(heads + pair[None, :], mask=mask, other=0.0).to(tl.float32)  # [R, HALF]
+    second = tl.load(heads + HALF + pair[None, :], mask=mask, other=0.0).to(tl.float32)  # [R, HALF]
     if NORM:
-        rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        a *= rstd * tl.load(gain + i).to(tl.float32)[None, :]
-        b *= rstd * tl.load(gain + HALF + i).to(tl.float32)[None, :]
-    c, s = tl.load(cos + i)[None, :], tl.load(sin + i)[None, :]  # [1, HALF]
-    return a * c - b * s, b * c + a * s
+        rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+        first *= rstd * tl.load(gain + pair).to(tl.float32)[None, :]
+        second *= rstd * tl.load(gain + HALF + pair).to(tl.float32)[None, :]
+    cosines, sines = tl.load(cos + pair)[None, :], tl.load(sin + pair)[None, :]  # [1, HALF] each
+    return first * cosines - second * sines, second * cosines + first * sines
 
 
 @triton.jit
@@ -108,11 +108,11 @@ def load_new_token(
     """
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
-    g = tl.arange(0, ROWS)  # the first GROUP rows are queries, the other rows are padding
+    group_row = tl.arange(0, ROWS)  # the first GROUP rows are queries, the other rows are padding
     one_row = tl.arange(0, 1)  # [1]: makes `key` a tensor of one row
-    queries = qkv + (head * GROUP + g)[:, None] * DH  # [ROWS, 1]
+    queries = qkv + (head * GROUP + group_row)[:, None] * DH  # [ROWS, 1]
     key = qkv + (HQ + head + one_row)[:, None] * DH  # [1, 1]
-    is_query, is_key = (g < GROUP)[:, None], tl.full([1, 1], True, tl.int1)
+    is_query, is_key = (group_row < GROUP)[:, None], tl.full([1, 1], True, tl.int1)
     qa, qb = _norm_and_rotate(queries, q_gain, cos, sin, is_query, eps, HALF, NORM)
     ka, kb = _norm_and_rotate(key, k_gain, cos, sin, is_key, eps, HALF, NORM)
     value = tl.load(qkv + (HQ + HKV + head) * DH + tl.arange(0, DH))  # [DH]
@@ -127,8 +127,8 @@ def _attend_rows(
 ):  # fmt: skip
     """Program (key head, sequence): out[S, HQ, DH] for the queries that share the key head.
 
-    In names, a and b stand for the first and the second half of a query or a key, [HALF] each. Number i of a
-    is rotated with number i of b. `width` is W of tables[S, W].
+    In names, qa and qb are the first and the second halves of queries, and ka and kb those of keys. A pair
+    that is rotated has a number of each half, at the same place. `width` is W of tables[S, W].
     """
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
@@ -137,9 +137,10 @@ def _attend_rows(
     if num_old < 0:
         return
     # 1. The new token's queries, key and value. The key and the value are stored in their page.
-    t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
+    offset, group_row = tl.arange(0, TOKENS), tl.arange(0, ROWS)
+    pair, dim = tl.arange(0, HALF), tl.arange(0, DH)
     tables += sequence * width
-    block = tl.load(tables + t // P, mask=t < num_old, other=0)  # [TOKENS]
+    block = tl.load(tables + offset // P, mask=offset < num_old, other=0)  # [TOKENS]
     qkv += sequence * (HQ + 2 * HKV) * DH
     cos += sequence * HALF
     sin += sequence * HALF
@@ -149,9 +150,9 @@ def _attend_rows(
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     slot = tl.load(slots + sequence).to(tl.int64)
     new_offset = (slot * HKV + head) * DH
-    tl.store(keys + new_offset + i[None, :], new_ka, mask=slot >= 0)
-    tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=slot >= 0)
-    tl.store(values + new_offset + d, new_value, mask=slot >= 0)
+    tl.store(keys + new_offset + pair[None, :], new_ka, mask=slot >= 0)
+    tl.store(keys + new_offset + HALF + pair[None, :], new_kb, mask=slot >= 0)
+    tl.store(values + new_offset + dim, new_value, mask=slot >= 0)
     # 2. The running softmax over the new token, and then over the old tokens.
     score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS], of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
@@ -159,17 +160,17 @@ def _attend_rows(
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + new_value.to(tl.float32)[None, :]
     for start in range(0, num_old, TOKENS):
-        token = start + t
+        token = start + offset
         valid = (token < num_old)[:, None]  # [TOKENS, 1]
         address = ((block.to(tl.int64) * P + token % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
-        ka = tl.load(keys + address + i[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
-        kb = tl.load(keys + address + HALF + i[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
-        v = tl.load(values + address + d[None, :], mask=valid, other=0.0)  # [TOKENS, DH]
+        ka = tl.load(keys + address + pair[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
+        kb = tl.load(keys + address + HALF + pair[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
+        v = tl.load(values + address + dim[None, :], mask=valid, other=0.0)  # [TOKENS, DH]
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < num_old, other=0)
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((token < num_old)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = weighted / total[:, None]
-    out += (sequence * HQ + head * GROUP + g)[:, None] * DH + d[None, :]
-    tl.store(out, mean.to(out.dtype.element_ty), mask=(g < GROUP)[:, None])
+    out += (sequence * HQ + head * GROUP + group_row)[:, None] * DH + dim[None, :]
+    tl.store(out, mean.to(out.dtype.element_ty), mask=(group_row < GROUP)[:, None])

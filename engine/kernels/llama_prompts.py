@@ -43,9 +43,10 @@ class LlamaPrompts:
     """The forward pass of the tokens of a step's prompts, for a model for which `LlamaRows.fits` is true."""
 
     def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
-        """`sum_parts`: None if the model is whole."""
+        """`sum_parts`: as for `LlamaRows`."""
         self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
-        (self.summed, _), self.sum_parts = weights_of(model), sum_parts or unchanged
+        self.summed_weights, _ = weights_of(model)
+        self.sum_parts = sum_parts or unchanged
         self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -66,7 +67,7 @@ class LlamaPrompts:
             qkv = qkv_product(attention, normed)
             rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             attended = attend(layer, q, k, v)  # [T, Hq, Dh]
-            proj, down = self.summed[layer]
+            proj, down = self.summed_weights[layer]
             product = self.sum_parts(torch.mm(attended.flatten(1), proj.t()))
             add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, mlp.gate_up.weight.t())

@@ -148,9 +148,10 @@ def _embed_row(
     D: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """x[D] = embed[token]; cos_sin[2, HALF] = cosines and sines of the position's angles."""
-    i, pair = tl.arange(0, PADDED), tl.arange(0, HALF)
+    column, pair = tl.arange(0, PADDED), tl.arange(0, HALF)
     token = tl.load(token_ids).to(tl.int64)
-    tl.store(x + i, tl.load(embed + token * D + i, mask=i < D, other=0.0).to(tl.float32), mask=i < D)
+    embedding = tl.load(embed + token * D + column, mask=column < D, other=0.0)
+    tl.store(x + column, embedding.to(tl.float32), mask=column < D)
     angle = tl.load(positions).to(tl.float32) * tl.load(frequencies + pair)
     tl.store(cos_sin + pair, tl.cos(angle) * scale)
     tl.store(cos_sin + HALF + pair, tl.sin(angle) * scale)
@@ -168,37 +169,38 @@ def _norm_linear(
     GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up.
     """
     # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
-    k = tl.arange(0, PADDED)
+    column = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = load_rows(weight, row.to(tl.int64), k, N, K)
-    up = w
+    tile = load_rows(weight, row.to(tl.int64), column, N, K)
+    up_tile = tile
     if GATED:
-        up = load_rows(weight + N * K, row.to(tl.int64), k, N, K)
-    g = tl.load(gain + k, mask=k < K, other=0.0)
+        up_tile = load_rows(weight + N * K, row.to(tl.int64), column, N, K)
+    gains = tl.load(gain + column, mask=column < K, other=0.0)
     release(PDL)
-    # 2. The residual a[PADDED], and rstd: 1 / the root mean square of x.
+    # 2. The residual[PADDED], and rstd: 1 / the root mean square of x.
     wait(PDL)
-    a = tl.load(x + k, mask=k < K, other=0.0)
-    rstd = tl.rsqrt(tl.sum(a * a, 0) / K + eps)
-    a = a * g.to(tl.float32)
-    # 3. ROWS rows at a time. The weights of the next rows are loaded while the current rows are computed.
+    residual = tl.load(x + column, mask=column < K, other=0.0)
+    rstd = tl.rsqrt(tl.sum(residual * residual, 0) / K + eps)
+    residual = residual * gains.to(tl.float32)
+    # 3. ROWS rows at a time. The weights of the next rows, if there are any, are loaded while these are
+    #    computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             next_row = (row + PROGRAMS * ROWS).to(tl.int64)
-            next_w = load_rows(weight, next_row, k, N, K)
-            next_up = next_w
+            next_tile = load_rows(weight, next_row, column, N, K)
+            next_up_tile = next_tile
             if GATED:
-                next_up = load_rows(weight + N * K, next_row, k, N, K)
-        y = tl.sum(w.to(tl.float32) * a[None, :], 1) * rstd
+                next_up_tile = load_rows(weight + N * K, next_row, column, N, K)
+        product = tl.sum(tile.to(tl.float32) * residual[None, :], 1) * rstd
         if GATED:
-            up_sum = tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd
-            y = y * tl.sigmoid(y) * up_sum
+            up_sum = tl.sum(up_tile.to(tl.float32) * residual[None, :], 1) * rstd
+            product = product * tl.sigmoid(product) * up_sum
         if BIAS:
-            y += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
-        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
+            product += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+        tl.store(out + row, product.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, up = next_w, next_up
+            tile, up_tile = next_tile, next_up_tile
 
 
 @triton.jit
@@ -208,20 +210,20 @@ def _linear_add(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """x[N] += a[K] · weight[N, K]ᵀ."""
-    k = tl.arange(0, PADDED)
+    column = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = load_rows(weight, row.to(tl.int64), k, N, K)
+    tile = load_rows(weight, row.to(tl.int64), column, N, K)
     release(PDL)
     wait(PDL)
-    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
+    vector = tl.load(a + column, mask=column < K, other=0.0).to(tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         residual = tl.load(x + row, mask=row < N, other=0.0)  # [ROWS]
         if PROGRAMS * ROWS < N:
-            next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
-        tl.store(x + row, residual + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
+            next_tile = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), column, N, K)
+        tl.store(x + row, residual + tl.sum(tile.to(tl.float32) * vector[None, :], 1), mask=row < N)
         if PROGRAMS * ROWS < N:
-            w = next_w
+            tile = next_tile
 
 
 @triton.jit
@@ -234,7 +236,8 @@ def _attend_row(
     """Program (key head, part): the queries that share the key head attend to a part of the tokens.
 
     The last part has the new token, and stores its key and value. The program that ends last joins the parts
-    and writes out[HQ, DH]. In names, a and b stand for the two halves of a query or a key.
+    and writes out[HQ, DH]. In names, qa and qb are the two halves of queries, and ka and kb
+    those of keys.
     """
     # 1. This program's key head and part: the tokens first:last, of which first:end are old tokens.
     DH: tl.constexpr = 2 * HALF
@@ -250,13 +253,14 @@ def _attend_row(
     has_new = last == length
     end = tl.minimum(last, length - 1)
     # 2. Load the first tile of old keys and values.
-    t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
-    valid = first + t < end  # [TOKENS]
-    block = tl.load(tables + (first + t) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
-    address = ((block * P + (first + t) % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
-    ka = tl.load(keys + address + i[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    kb = tl.load(keys + address + HALF + i[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    v = tl.load(values + address + d[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
+    offset, group_row = tl.arange(0, TOKENS), tl.arange(0, ROWS)
+    pair, dim = tl.arange(0, HALF), tl.arange(0, DH)
+    valid = first + offset < end  # [TOKENS]
+    block = tl.load(tables + (first + offset) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
+    address = ((block * P + (first + offset) % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
+    ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
+    kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
+    v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     slot = tl.load(slots).to(tl.int64)
     dtype: tl.constexpr = keys.dtype.element_ty
     # 3. Norm and rotate the new token's queries and key, which the qkv layer has computed. Store the new key
@@ -267,9 +271,9 @@ def _attend_row(
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     new_offset = (slot * HKV + head) * DH
     stores_new = has_new & (slot >= 0)
-    tl.store(keys + new_offset + i[None, :], new_ka, mask=stores_new)
-    tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=stores_new)
-    tl.store(values + new_offset + d, new_value, mask=stores_new)
+    tl.store(keys + new_offset + pair[None, :], new_ka, mask=stores_new)
+    tl.store(keys + new_offset + HALF + pair[None, :], new_kb, mask=stores_new)
+    tl.store(values + new_offset + dim, new_value, mask=stores_new)
     # 4. The running softmax: the new token, if this part has it, and then the old tokens.
     score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS], of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
@@ -277,22 +281,22 @@ def _attend_row(
     total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
     weighted = tl.where(has_new, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
     for start in range(first, end, TOKENS):
-        token = start + TOKENS + t
+        token = start + TOKENS + offset
         valid = token < end
         block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
         address = ((block * P + token % P) * HKV + head)[:, None] * DH
-        next_ka = tl.load(keys + address + i[None, :], mask=valid[:, None], other=0.0)
-        next_kb = tl.load(keys + address + HALF + i[None, :], mask=valid[:, None], other=0.0)
-        next_v = tl.load(values + address + d[None, :], mask=valid[:, None], other=0.0)
+        next_ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)
+        next_kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)
+        next_v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
-        scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
+        scores = tl.where((start + offset < end)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         ka, kb, v = next_ka, next_kb, next_v
     # 5. Store this part of the result. The program that ends last joins all parts.
-    index = (head * GROUP + g) * SPLITS + part  # [ROWS]
-    is_query = g < GROUP
-    tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=is_query[:, None])
+    index = (head * GROUP + group_row) * SPLITS + part  # [ROWS]
+    is_query = group_row < GROUP
+    tl.store(parts + index[:, None] * DH + dim[None, :], weighted, mask=is_query[:, None])
     tl.store(maxima + index, maximum, mask=is_query)
     tl.store(totals + index, total, mask=is_query)
     tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
@@ -300,6 +304,6 @@ def _attend_row(
     if tl.atomic_add(arrived + head, 1) == num_parts - 1:
         for query in range(GROUP):
             row = head * GROUP + query
-            mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)  # [DH]
-            tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
+            mean = merge_parts(parts, maxima, totals, row, num_parts, dim, SPLITS, DH)  # [DH]
+            tl.store(out + row * DH + dim, mean.to(out.dtype.element_ty))
         tl.store(arrived + head, 0)  # for the next step

@@ -58,16 +58,17 @@ class LlamaRows:
         `stores_first`: whether the keys and values of all rows are stored before any row attends. Must be
         True if a step may have several rows of one sequence, since a row must see the keys of earlier rows.
 
-        `sum_parts`: None if the model is whole.
+        `sum_parts`: sums the products of a rank's part over the ranks; None if the model is whole.
         """
         self.stores_first, self.sum_parts = stores_first, sum_parts or unchanged
-        config = self.config = model.config
+        self.config = config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
-        self.norms, (self.summed, self.head) = norm_weights(model), weights_of(model)
+        self.norms = norm_weights(model)
+        self.summed_weights, self.head = weights_of(model)
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
@@ -81,19 +82,19 @@ class LlamaRows:
         values, with a head width that is a power of two, and with linear layers that are not quantized,
         wrapped or packed.
 
-        `is_part`: the model is a rank's part. Its layers may be inside of a sum and have no bias at all, and
-        it may have no head.
+        `is_part`: the model is a rank's part. Its layers may stand inside `SumOverRanks`, must have no bias,
+        and may include no head.
         """
         if not isinstance(model, Llama) or model.config.activation != "silu" or model.config.mlp_bias:
             return False
         Dh = model.config.head_dim
-        power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
+        is_power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
         if is_part:
             linears = _linears_of(model)
             is_plain = all(isinstance(linear, nn.Linear) and linear.bias is None for linear in linears)
             has_head = model.head(model.embed.weight[:1]).numel() > 0
-            return power_of_two and is_plain and len(linears) == 4 * model.config.num_layers + has_head
-        if not power_of_two or not has_plain_linears(model, model.config.num_layers):
+            return is_power_of_two and is_plain and len(linears) == 4 * model.config.num_layers + has_head
+        if not is_power_of_two or not has_plain_linears(model, model.config.num_layers):
             return False
         return all(block.attention.proj.bias is None for block in blocks_of(model))
 
@@ -115,7 +116,7 @@ class LlamaRows:
         for layer, block in enumerate(self.blocks):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
             attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
-            proj, down = self.summed[layer]
+            proj, down = self.summed_weights[layer]
             self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
             add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
@@ -139,7 +140,7 @@ class LlamaRows:
 
 
 class SummedWeights(NamedTuple):
-    """The weights of a block behind whose products a sum over the ranks may stand."""
+    """The weights of a block whose products are summed over the ranks, if several ranks share the model."""
 
     proj: Tensor  # [D, Hq · Dh]
     down: Tensor  # [D, inner]
@@ -159,7 +160,7 @@ def unchanged(product: Tensor) -> Tensor:
 
 
 def _linears_of(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers in the order of the forward pass, also those inside of a wrapper."""
+    """The linear layers in the order of the forward pass, also those inside a wrapper (Extension A)."""
     return [cast(nn.Linear, model.get_submodule(name)) for name in linear_names(model)]
 
 
@@ -193,31 +194,34 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _store_norm(a, gain, normed, row, i, eps, D: tl.constexpr):
-    """normed[row] = a / (the root mean square of a) · gain. a[PADDED] is 0 beyond D; i = 0 to PADDED - 1."""
-    rstd = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
-    g = tl.load(gain + i, mask=i < D, other=0.0).to(tl.float32)
-    tl.store(normed + row * D + i, (a * rstd * g).to(normed.dtype.element_ty), mask=i < D)
+def _store_norm(residual, gain, normed, row, column, eps, D: tl.constexpr):
+    """normed[row] = residual / (the root mean square of residual) · gain. residual[PADDED] is 0 beyond D;
+    column = 0 to PADDED - 1.
+    """
+    rstd = tl.rsqrt(tl.sum(residual * residual, 0) / D + eps)
+    gains = tl.load(gain + column, mask=column < D, other=0.0).to(tl.float32)
+    result = (residual * rstd * gains).to(normed.dtype.element_ty)
+    tl.store(normed + row * D + column, result, mask=column < D)
 
 
 @triton.jit
 def embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] = embed[token]; normed = norm(x)."""
-    row, i = tl.program_id(0), tl.arange(0, PADDED)
+    row, column = tl.program_id(0), tl.arange(0, PADDED)
     token = tl.load(token_ids + row).to(tl.int64)
-    a = tl.load(embed + token * D + i, mask=i < D, other=0.0).to(tl.float32)
-    tl.store(x + row * D + i, a, mask=i < D)
-    _store_norm(a, gain, normed, row, i, eps, D)
+    residual = tl.load(embed + token * D + column, mask=column < D, other=0.0).to(tl.float32)
+    tl.store(x + row * D + column, residual, mask=column < D)
+    _store_norm(residual, gain, normed, row, column, eps, D)
 
 
 @triton.jit
 def add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] += product; normed = norm(x)."""
-    row, i = tl.program_id(0), tl.arange(0, PADDED)
-    a = tl.load(x + row * D + i, mask=i < D, other=0.0)
-    a += tl.load(product + row * D + i, mask=i < D, other=0.0).to(tl.float32)
-    tl.store(x + row * D + i, a, mask=i < D)
-    _store_norm(a, gain, normed, row, i, eps, D)
+    row, column = tl.program_id(0), tl.arange(0, PADDED)
+    residual = tl.load(x + row * D + column, mask=column < D, other=0.0)
+    residual += tl.load(product + row * D + column, mask=column < D, other=0.0).to(tl.float32)
+    tl.store(x + row * D + column, residual, mask=column < D)
+    _store_norm(residual, gain, normed, row, column, eps, D)
 
 
 @triton.jit
@@ -231,36 +235,38 @@ def _rotate_and_store(
     key or a value goes to the sequence's slot in its pages, unless the slot is -1.
     """
     head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
-    i = tl.arange(0, HALF)[None, :]
+    pair = tl.arange(0, HALF)[None, :]
     is_query, is_value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]  # [HEADS, 1] each
     valid = (head < HQ + 2 * HKV)[:, None]  # [HEADS, 1]
-    # 1. Load the heads: a is the first half of each head, b is the second half.
-    address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
-    a = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    # 2. Norm the halves a and b to x and y. Rotate queries and keys; values stay as they are.
-    x, y = a, b
+    # 1. Load both halves of the heads.
+    address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + pair  # [HEADS, HALF]
+    first = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
+    second = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
+    # 2. Norm the halves to x and y. Rotate queries and keys; values stay as they are.
+    x, y = first, second
     if NORM:
-        rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        x *= rstd * tl.where(is_query, tl.load(q_gain + i), tl.load(k_gain + i)).to(tl.float32)
-        y *= rstd * tl.where(is_query, tl.load(q_gain + HALF + i), tl.load(k_gain + HALF + i)).to(tl.float32)
-    c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)  # [1, HALF] each
+        rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+        x *= rstd * tl.where(is_query, tl.load(q_gain + pair), tl.load(k_gain + pair)).to(tl.float32)
+        y *= rstd * tl.where(is_query, tl.load(q_gain + HALF + pair), tl.load(k_gain + HALF + pair)).to(
+            tl.float32
+        )
+    cosines, sines = tl.load(cos + row * HALF + pair), tl.load(sin + row * HALF + pair)  # [1, HALF] each
     dtype: tl.constexpr = q.dtype.element_ty
-    a = tl.where(is_value, a, x * c - y * s).to(dtype)
-    b = tl.where(is_value, b, y * c + x * s).to(dtype)
+    first = tl.where(is_value, first, x * cosines - y * sines).to(dtype)
+    second = tl.where(is_value, second, y * cosines + x * sines).to(dtype)
     # 3. Store queries in q, and keys and values in the sequence's slot.
-    out = q + (row * HQ + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
-    tl.store(out, a, mask=is_query)
-    tl.store(out + HALF, b, mask=is_query)
+    out = q + (row * HQ + head)[:, None] * 2 * HALF + pair  # [HEADS, HALF]
+    tl.store(out, first, mask=is_query)
+    tl.store(out + HALF, second, mask=is_query)
     slot = tl.load(slots + row).to(tl.int64)
     stores_key = (slot >= 0) & valid & ~is_query & ~is_value  # [HEADS, 1]
-    key_offset = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i  # [HEADS, HALF]
-    tl.store(keys + key_offset, a, mask=stores_key)
-    tl.store(keys + key_offset + HALF, b, mask=stores_key)
+    key_offset = (slot * HKV + head - HQ)[:, None] * 2 * HALF + pair  # [HEADS, HALF]
+    tl.store(keys + key_offset, first, mask=stores_key)
+    tl.store(keys + key_offset + HALF, second, mask=stores_key)
     stores_value = (slot >= 0) & valid & is_value  # [HEADS, 1]
     value_offset = key_offset - HKV * 2 * HALF  # a value's head has the number of its key's head + HKV
-    tl.store(values + value_offset, a, mask=stores_value)
-    tl.store(values + value_offset + HALF, b, mask=stores_value)
+    tl.store(values + value_offset, first, mask=stores_value)
+    tl.store(values + value_offset + HALF, second, mask=stores_value)
 
 
 @triton.jit
@@ -270,5 +276,5 @@ def _silu_mul(gate_up, out, N: tl.constexpr, COLS: tl.constexpr):
     address = gate_up + row.to(tl.int64) * 2 * N + col
     gate = tl.load(address, mask=col < N, other=0.0).to(tl.float32)
     up = tl.load(address + N, mask=col < N, other=0.0).to(tl.float32)
-    value = gate * tl.sigmoid(gate) * up
-    tl.store(out + row.to(tl.int64) * N + col, value.to(out.dtype.element_ty), mask=col < N)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(out + row.to(tl.int64) * N + col, product.to(out.dtype.element_ty), mask=col < N)

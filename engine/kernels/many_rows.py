@@ -72,7 +72,8 @@ class ManyRows:
         """
         model, S = self.model, len(token_ids)
         D = self.config.hidden_size
-        x, normed, attended, qkv = (b[:S] for b in (self.x, self.normed, self.attended, self.qkv))
+        buffers = self.x, self.normed, self.attended, self.qkv
+        x, normed, attended, qkv = (buffer[:S] for buffer in buffers)
         pdl = self.pdl and S <= SPLIT_ROWS
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
         norms, eps = self.norms, self.config.norm_eps
@@ -125,18 +126,18 @@ def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
 
 
 @triton.jit
-def _norm(x, g, b, inside, eps, D: tl.constexpr):
-    """LayerNorm of x[PADDED] in fp32, with gain g[PADDED] and bias b[PADDED]. x must be 0 beyond D."""
+def _norm(x, gains, biases, inside, eps, D: tl.constexpr):
+    """LayerNorm of x[PADDED] in fp32, with gains and biases[PADDED]. x must be 0 beyond D."""
     mean = tl.sum(x, 0) / D
     centered = tl.where(inside, x - mean, 0.0)  # [PADDED]
     rstd = tl.rsqrt(tl.sum(centered * centered, 0) / D + eps)
-    return centered * rstd * g + b
+    return centered * rstd * gains + biases
 
 
 @triton.jit
-def _load_row(weight, i, inside):
-    """weight[i] in fp32, or 0 where `inside` is False; i and inside are [PADDED]."""
-    return tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+def _load_row(weight, column, inside):
+    """weight[column] in fp32, or 0 where `inside` is False; column and inside are [PADDED]."""
+    return tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -146,15 +147,16 @@ def embed_norm(
 ):  # fmt: skip
     """x[S, D] = embed[token] + embed_position[position]; normed = norm(x)."""
     release(PDL)
-    row, i = tl.program_id(0), tl.arange(0, PADDED)
-    inside = i < D
-    g, b = _load_row(gain, i, inside), _load_row(bias, i, inside)
+    row, column = tl.program_id(0), tl.arange(0, PADDED)
+    inside = column < D
+    gains, biases = _load_row(gain, column, inside), _load_row(bias, column, inside)
     wait(PDL)
     token, position = tl.load(token_ids + row).to(tl.int64), tl.load(positions + row).to(tl.int64)
-    a = _load_row(embed + token * D, i, inside) + _load_row(embed_position + position * D, i, inside)
-    tl.store(x + row * D + i, a, mask=inside)
-    a = _norm(a, g, b, inside, eps, D)
-    tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
+    token_row = _load_row(embed + token * D, column, inside)
+    residual = token_row + _load_row(embed_position + position * D, column, inside)
+    tl.store(x + row * D + column, residual, mask=inside)
+    result = _norm(residual, gains, biases, inside, eps, D)
+    tl.store(normed + row * D + column, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -168,16 +170,17 @@ def add_norm(
     biases, which no kernel of the step writes, are loaded before the product is done.
     """
     release(PDL)
-    row, i = tl.program_id(0), tl.arange(0, PADDED)
-    inside = i < D
-    g, b, a = _load_row(gain, i, inside), _load_row(bias, i, inside), _load_row(linear_bias, i, inside)
+    row, column = tl.program_id(0), tl.arange(0, PADDED)
+    inside = column < D
+    gains, biases = _load_row(gain, column, inside), _load_row(bias, column, inside)
+    residual = _load_row(linear_bias, column, inside)
     wait(PDL)
-    a += _load_row(x + row * D, i, inside)
+    residual += _load_row(x + row * D, column, inside)
     for split in tl.static_range(SPLITS):
-        a += _load_row(product + split * part_stride + row * D, i, inside)
-    tl.store(x + row * D + i, a, mask=inside)
-    a = _norm(a, g, b, inside, eps, D)
-    tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
+        residual += _load_row(product + split * part_stride + row * D, column, inside)
+    tl.store(x + row * D + column, residual, mask=inside)
+    result = _norm(residual, gains, biases, inside, eps, D)
+    tl.store(normed + row * D + column, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -192,13 +195,13 @@ def _split_linear(
     release(PDL)
     wait(PDL)
     row, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
-    k = tl.program_id(1) * (K // SPLITS) + tl.arange(0, INNER)
-    a += row[:, None] * K + k[None, :]
-    weight += col[None, :] * K + k[:, None]
+    inner = tl.program_id(1) * (K // SPLITS) + tl.arange(0, INNER)
+    a += row[:, None] * K + inner[None, :]
+    weight += col[None, :] * K + inner[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, K // SPLITS, INNER):
-        x = tl.load(a + start, mask=(row < S)[:, None], other=0.0)  # [ROWS, INNER]
-        w = tl.load(weight + start)  # [INNER, COLS]
-        total = tl.dot(x, w, total, input_precision="ieee")
+        a_tile = tl.load(a + start, mask=(row < S)[:, None], other=0.0)  # [ROWS, INNER]
+        weight_tile = tl.load(weight + start)  # [INNER, COLS]
+        total = tl.dot(a_tile, weight_tile, total, input_precision="ieee")
     out = parts + (tl.program_id(1) * S + row)[:, None] * N + col[None, :]
     tl.store(out, total, mask=(row < S)[:, None])

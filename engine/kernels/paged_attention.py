@@ -112,10 +112,10 @@ def _attend(
         return
     # 2. The query heads that share this key head.
     GROUP: tl.constexpr = HQ // HKV
-    g, d = tl.arange(0, PADDED), tl.arange(0, DH_PADDED)
-    row = sequence * HQ + head * GROUP + g  # [PADDED]
-    query_mask = (g < GROUP)[:, None] & (d < DH)[None, :]  # [PADDED, DH_PADDED]
-    queries = tl.load(q + row[:, None] * DH + d[None, :], mask=query_mask, other=0.0)
+    group_row, dim = tl.arange(0, PADDED), tl.arange(0, DH_PADDED)
+    row = sequence * HQ + head * GROUP + group_row  # [PADDED]
+    query_mask = (group_row < GROUP)[:, None] & (dim < DH)[None, :]  # [PADDED, DH_PADDED]
+    queries = tl.load(q + row[:, None] * DH + dim[None, :], mask=query_mask, other=0.0)
     # 3. The running softmax over the part's tokens.
     maximum = tl.full([PADDED], -float("inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
@@ -126,8 +126,8 @@ def _attend(
         valid = token < last
         block = tl.load(tables + sequence * width + token // P, mask=valid, other=0)
         place = (block.to(tl.int64) * P + token % P) * HKV + head  # [TOKENS]: the row of keys[-1, DH]
-        address = place[:, None] * DH + d[None, :]  # [TOKENS, DH_PADDED]
-        inside = valid[:, None] & (d < DH)[None, :]
+        address = place[:, None] * DH + dim[None, :]  # [TOKENS, DH_PADDED]
+        inside = valid[:, None] & (dim < DH)[None, :]
         k = tl.load(keys + address, mask=inside, other=0.0)
         v = tl.load(values + address, mask=inside, other=0.0)
         # b. Scores and the new maximum. Shrink the sums so far, and add the tile.
@@ -143,12 +143,12 @@ def _attend(
     # 4. With one part the mean is the result. With several parts, store what `_merge` needs.
     if SPLITS == 1:
         mean = weighted / total[:, None]
-        tl.store(out + row[:, None] * DH + d[None, :], mean.to(out.dtype.element_ty), mask=query_mask)
+        tl.store(out + row[:, None] * DH + dim[None, :], mean.to(out.dtype.element_ty), mask=query_mask)
     else:
         index = row * SPLITS + part  # [PADDED]
-        tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=query_mask)
-        tl.store(maxima + index, maximum, mask=g < GROUP)
-        tl.store(totals + index, total, mask=g < GROUP)
+        tl.store(parts + index[:, None] * DH + dim[None, :], weighted, mask=query_mask)
+        tl.store(maxima + index, maximum, mask=group_row < GROUP)
+        tl.store(totals + index, total, mask=group_row < GROUP)
 
 
 @triton.jit
@@ -163,16 +163,16 @@ def _merge(
     two. A part without tokens (`tokens_per_part`) was not written, and its memory may hold anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
-    part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
+    part, dim = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
     length = tl.load(lens + sequence)
     valid = part * tokens_per_part(length, SPLITS, TOKENS) < length  # [SPLITS]: the part has tokens
     index = (sequence * HQ + head) * SPLITS + part  # [SPLITS]
     maximum = tl.load(maxima + index, mask=valid, other=-float("inf"))
     total = tl.load(totals + index, mask=valid, other=0.0)
-    inside = valid[:, None] & (d < DH)[None, :]
+    inside = valid[:, None] & (dim < DH)[None, :]
     weighted = tl.load(
-        parts + index[:, None] * DH + d[None, :], mask=inside, other=0.0
+        parts + index[:, None] * DH + dim[None, :], mask=inside, other=0.0
     )  # [SPLITS, DH_PADDED]
     shrink = tl.exp(maximum - tl.max(maximum, 0))
     mean = tl.sum(weighted * shrink[:, None], 0) / tl.sum(total * shrink, 0)
-    tl.store(out + (sequence * HQ + head) * DH + d, mean.to(out.dtype.element_ty), mask=d < DH)
+    tl.store(out + (sequence * HQ + head) * DH + dim, mean.to(out.dtype.element_ty), mask=dim < DH)

@@ -66,10 +66,10 @@ def _paged_prefill(
     past = Tk - Tq
     row = first + tl.arange(0, ROWS)  # [ROWS]
     col = tl.arange(0, COLS)  # [COLS]
-    d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
-    inside = (row < Tq)[:, None] & (d < DH)[None, :]  # [ROWS, DH_PADDED]
+    dim = tl.arange(0, DH_PADDED)  # [DH_PADDED]
+    inside = (row < Tq)[:, None] & (dim < DH)[None, :]  # [ROWS, DH_PADDED]
     token = (start + row).to(tl.int64)[:, None]  # [ROWS, 1]
-    queries = tl.load(q + token * q_token + head * q_head + d[None, :], mask=inside, other=0.0)
+    queries = tl.load(q + token * q_token + head * q_head + dim[None, :], mask=inside, other=0.0)
     # 2. The running softmax over tiles of COLS keys, up to the last key that a query of the tile sees. The
     #    block table says where the keys lie.
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
@@ -80,13 +80,13 @@ def _paged_prefill(
         valid = position < Tk
         block = tl.load(tables + sequence * width + position // P, mask=valid, other=0).to(tl.int64)  # [COLS]
         kv_row = (block * P + position % P) * HKV + head // GROUP  # [COLS]: the row of keys.view(-1, DH)
-        offsets = kv_row[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
-        in_bounds = valid[:, None] & (d < DH)[None, :]
+        offsets = kv_row[:, None] * DH + dim[None, :]  # [COLS, DH_PADDED]
+        in_bounds = valid[:, None] & (dim < DH)[None, :]
         k = tl.load(keys + offsets, mask=in_bounds, other=0.0)  # [COLS, DH_PADDED]
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, COLS]
         scores = tl.where(position[None, :] <= (past + row)[:, None], scores, -float("inf"))
         v = tl.load(values + offsets, mask=in_bounds, other=0.0)
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     # 3. The mean of the values, weighted by the softmax.
-    out += token * out_token + head * out_head + d[None, :]
+    out += token * out_token + head * out_head + dim[None, :]
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

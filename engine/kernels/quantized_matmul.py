@@ -95,8 +95,8 @@ def _int4_row(
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
     NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-    row, g = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
-    byte = g[:, None] * HALF + tl.arange(0, HALF)[None, :]  # [GROUPS, HALF]
+    row, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
+    byte = group[:, None] * HALF + tl.arange(0, HALF)[None, :]  # [GROUPS, HALF]
     total = tl.zeros([ROWS, GROUPS], tl.float32)
     for start in range(0, NUM_GROUPS, GROUPS):
         row_byte = start * HALF + byte  # [GROUPS, HALF]: the byte's index in its row
@@ -109,8 +109,8 @@ def _int4_row(
         )  # [ROWS, GROUPS, HALF]: two codes each
         sums = tl.sum((pair & 15).to(tl.float32) * even[None, :, :], 2)
         sums += tl.sum((pair >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
-        index = row[:, None].to(tl.int64) * NUM_GROUPS + start + g[None, :]  # [ROWS, GROUPS]
-        valid = (row < N)[:, None] & (start + g < NUM_GROUPS)[None, :]
+        index = row[:, None].to(tl.int64) * NUM_GROUPS + start + group[None, :]  # [ROWS, GROUPS]
+        valid = (row < N)[:, None] & (start + group < NUM_GROUPS)[None, :]
         scales = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
         lows = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
         total += sums * scales + tl.sum(even + odd, 1)[None, :] * lows
@@ -124,13 +124,15 @@ def _int8_tile(
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Program (COLS rows of W): out[T, N] = (x[T, K] · codes[N, K]ᵀ) · scale[N] + bias[N], for all T rows."""
-    t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    x_row, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
     k = tl.arange(0, INNER)
     total = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, K, INNER):
         inside = start + k < K
         x_tile = tl.load(
-            x + t[:, None] * K + start + k[None, :], mask=(t < T)[:, None] & inside[None, :], other=0.0
+            x + x_row[:, None] * K + start + k[None, :],
+            mask=(x_row < T)[:, None] & inside[None, :],
+            other=0.0,
         )
         code = tl.load(
             codes + col[None, :].to(tl.int64) * K + start + k[:, None],
@@ -140,8 +142,8 @@ def _int8_tile(
         total = tl.dot(x_tile, code.to(x_tile.dtype), total, input_precision="ieee")
     scales = tl.load(scale + col, mask=col < N, other=0.0)
     biases = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
-    y = (total * scales[None, :] + biases[None, :]).to(out.dtype.element_ty)
-    tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])
+    result = (total * scales[None, :] + biases[None, :]).to(out.dtype.element_ty)
+    tl.store(out + x_row[:, None] * N + col[None, :], result, mask=(x_row < T)[:, None] & (col < N)[None, :])
 
 
 @triton.jit
@@ -157,13 +159,13 @@ def _int4_tile(
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
     NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-    t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    x_row, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
     total = tl.zeros([ROWS, COLS], tl.float32)
     for group in range(NUM_GROUPS):
         byte = group * HALF + tl.arange(0, HALF)  # [HALF]
-        even_ptr = x + t[:, None] * K + 2 * byte[None, :]  # [ROWS, HALF]
-        even = tl.load(even_ptr, mask=(t < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
-        odd = tl.load(even_ptr + 1, mask=(t < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
+        even_ptr = x + x_row[:, None] * K + 2 * byte[None, :]  # [ROWS, HALF]
+        even = tl.load(even_ptr, mask=(x_row < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
+        odd = tl.load(even_ptr + 1, mask=(x_row < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
         pair = tl.load(
             packed + col[None, :].to(tl.int64) * BYTES + byte[:, None],
             mask=(col < N)[None, :] & (byte < BYTES)[:, None],
@@ -178,5 +180,5 @@ def _int4_tile(
         x_sum = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)  # [ROWS]: the group's sum of x
         total += x_sum[:, None] * lows[None, :]
     biases = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
-    y = (total + biases[None, :]).to(out.dtype.element_ty)
-    tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])
+    result = (total + biases[None, :]).to(out.dtype.element_ty)
+    tl.store(out + x_row[:, None] * N + col[None, :], result, mask=(x_row < T)[:, None] & (col < N)[None, :])

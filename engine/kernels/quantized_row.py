@@ -39,13 +39,13 @@ def embed_codes(
     """x[D], interleaved, = the token's row of the token table + the position's row of the position table. A
     row of a table is its codes times its scale.
     """
-    i = tl.arange(0, PADDED)
-    inside = i < D
+    column = tl.arange(0, PADDED)
+    inside = column < D
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
-    token_row = tl.load(token_codes + token * D + i, mask=inside, other=0).to(tl.float32)  # [PADDED]
+    token_row = tl.load(token_codes + token * D + column, mask=inside, other=0).to(tl.float32)  # [PADDED]
     token_row = token_row * tl.load(token_scale + token)
-    position_row = tl.load(position_codes + position * D + i, mask=inside, other=0).to(tl.float32)  # [PADDED]
-    address = x + interleaved_index(i, D)
+    position_row = tl.load(position_codes + position * D + column, mask=inside, other=0).to(tl.float32)
+    address = x + interleaved_index(column, D)
     tl.store(address, token_row + position_row * tl.load(position_scale + position), mask=inside)
 
 
@@ -61,10 +61,10 @@ def _load_codes(
     Words beyond the last row may hold anything, since their sums are not stored. Words beyond a row's end may
     hold anything, too, since x is 0 there.
     """
-    i = tl.arange(0, WORDS)
+    word = tl.arange(0, WORDS)
     words = tl.load(
-        weight + row[:, None] * (K // 8) + i[None, :],
-        mask=(i < K // 8)[None, :] & (row < N)[:, None],
+        weight + row[:, None] * (K // 8) + word[None, :],
+        mask=(word < K // 8)[None, :] & (row < N)[:, None],
         eviction_policy="evict_first",  # a step reads each word once, so no cache needs to keep the word
     )
     if GROUP:
@@ -95,8 +95,8 @@ def norm_product(
     # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     words, scales, offsets = _load_codes(weight, scale, low, row, N, K, WORDS, GROUP)
-    wg = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
-    wb = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
+    weight_gains = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
+    weight_biases = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
     g0, g1, g2, g3, g4, g5, g6, g7 = load_interleaved(gain, K, WORDS, GROUP)  # [WORDS] each
     release(PDL)
     # 2. The residual x, the norm's mean and rstd, and g·x as digits.
@@ -115,16 +115,17 @@ def norm_product(
             next_words, next_scales, next_offsets = _load_codes(
                 weight, scale, low, next_row, N, K, WORDS, GROUP
             )
-            next_wg = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
-            next_wb = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
-        y = dot(words, scales, offsets, a_low, a_high, b_low, b_high, step, total, ROWS, WORDS, GROUP)
-        y = (y - mean * wg) * rstd + wb
+            next_weight_gains = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
+            next_weight_biases = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
+        product = dot(words, scales, offsets, a_low, a_high, b_low, b_high, step, total, ROWS, WORDS, GROUP)
+        product = (product - mean * weight_gains) * rstd + weight_biases
         if GELU:
-            tl.store(out + interleaved_index(row, N), gelu(y).to(out.dtype.element_ty), mask=row < N)
+            tl.store(out + interleaved_index(row, N), gelu(product).to(out.dtype.element_ty), mask=row < N)
         else:
-            tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
+            tl.store(out + row, product.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
-            words, scales, offsets, wg, wb = next_words, next_scales, next_offsets, next_wg, next_wb
+            words, scales, offsets = next_words, next_scales, next_offsets
+            weight_gains, weight_biases = next_weight_gains, next_weight_biases
 
 
 @triton.jit
@@ -138,7 +139,7 @@ def product_add(
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     words, scales, offsets = _load_codes(weight, scale, low, row, N, K, WORDS, GROUP)
-    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    biases = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
     residual = tl.load(x + interleaved_index(row, N), mask=row < N, other=0.0)
@@ -154,9 +155,10 @@ def product_add(
             next_words, next_scales, next_offsets = _load_codes(
                 weight, scale, low, next_row, N, K, WORDS, GROUP
             )
-            next_b = tl.load(bias + next_row, mask=next_row < N, other=0.0).to(tl.float32)
+            next_biases = tl.load(bias + next_row, mask=next_row < N, other=0.0).to(tl.float32)
             next_residual = tl.load(x + interleaved_index(next_row, N), mask=next_row < N, other=0.0)
-        y = dot(words, scales, offsets, a_low, a_high, b_low, b_high, step, total, ROWS, WORDS, GROUP)
-        tl.store(x + interleaved_index(row, N), residual + y + b, mask=row < N)
+        product = dot(words, scales, offsets, a_low, a_high, b_low, b_high, step, total, ROWS, WORDS, GROUP)
+        tl.store(x + interleaved_index(row, N), residual + product + biases, mask=row < N)
         if PROGRAMS * ROWS < N:
-            words, scales, offsets, b, residual = next_words, next_scales, next_offsets, next_b, next_residual
+            words, scales, offsets = next_words, next_scales, next_offsets
+            biases, residual = next_biases, next_residual

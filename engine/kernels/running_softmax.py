@@ -24,17 +24,17 @@ def add_tile(scores, v, maximum, total, weighted):
 
 
 @triton.jit
-def merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS: tl.constexpr, DH: tl.constexpr):
+def merge_parts(parts, maxima, totals, row, num_parts, dim, SPLITS: tl.constexpr, DH: tl.constexpr):
     """The mean[DH] of the first `num_parts` parts of row `row`, each relative to its own maximum.
 
-    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]; d = 0 to DH - 1. Other programs have just
+    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]; dim = 0 to DH - 1. Other programs have just
     written the parts, and a cache may hold older numbers. `volatile` loads do not read from such caches.
     """
     part = tl.arange(0, SPLITS)
     index, valid = row * SPLITS + part, part < num_parts  # [SPLITS] each
     maximum = tl.load(maxima + index, mask=valid, other=-float("inf"), volatile=True)
     total = tl.load(totals + index, mask=valid, other=0.0, volatile=True)
-    address = parts + index[:, None] * DH + d[None, :]  # [SPLITS, DH]
+    address = parts + index[:, None] * DH + dim[None, :]  # [SPLITS, DH]
     weighted = tl.load(address, mask=valid[:, None], other=0.0, volatile=True)
     factor = tl.exp(maximum - tl.max(maximum, 0))
     return tl.sum(weighted * factor[:, None], 0) / tl.sum(total * factor, 0)

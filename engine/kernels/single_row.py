@@ -1,5 +1,5 @@
-"""A decode step of one sequence of GPT-2 as a chain of few kernels that overlap. Part 13, tuned
-for a batch of one.
+"""A decode step of one sequence of GPT-2 as a chain of few kernels that overlap. Part 13, tuned for one
+sequence.
 
 With one row a step reads every weight once and computes little. So the chain saves the time between two
 kernels. Beside attention a block has two kinds of kernels: a norm with the linear layer that follows, and a
@@ -74,26 +74,26 @@ def gelu(x):
 
 
 @triton.jit
-def load_rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
-    """Load the rows row[R] and the columns k[PADDED] of weight[N, K] -> [R, PADDED], 0 beyond N and K.
+def load_rows(weight, row, column, N: tl.constexpr, K: tl.constexpr):
+    """Load the rows row[R] and the columns column[PADDED] of weight[N, K] -> [R, PADDED], 0 beyond N and K.
 
     `row` must be int64 if the matrix may have more than 2**31 numbers. A step reads each weight once, so the
     caches need not keep the numbers ("evict_first").
     """
-    inside = (k < K)[None, :] & (row < N)[:, None]
-    address = weight + row[:, None] * K + k[None, :]
+    inside = (column < K)[None, :] & (row < N)[:, None]
+    address = weight + row[:, None] * K + column[None, :]
     return tl.load(address, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
 def _embed(token_ids, positions, embed, embed_position, x, D: tl.constexpr, PADDED: tl.constexpr):
     """x[D] = the token's row of `embed` + the position's row of `embed_position`."""
-    i = tl.arange(0, PADDED)
-    inside = i < D
+    column = tl.arange(0, PADDED)
+    inside = column < D
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
-    token_row = tl.load(embed + token * D + i, mask=inside, other=0.0).to(tl.float32)  # [PADDED]
-    position_row = tl.load(embed_position + position * D + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + i, token_row + position_row, mask=inside)
+    token_row = tl.load(embed + token * D + column, mask=inside, other=0.0).to(tl.float32)  # [PADDED]
+    position_row = tl.load(embed_position + position * D + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + column, token_row + position_row, mask=inside)
 
 
 @triton.jit
@@ -112,34 +112,35 @@ def _norm_linear(
     W·g (`weight_gain`[N]) and W·b + c (`weight_bias`[N]) do not depend on x, and are computed once, at load.
     """
     # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
-    k = tl.arange(0, PADDED)
+    column = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = load_rows(weight, row, k, N, K)  # [ROWS, PADDED]
-    wg = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
-    wb = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
-    g = tl.load(gain + k, mask=k < K, other=0.0)  # [PADDED]
+    tile = load_rows(weight, row, column, N, K)  # [ROWS, PADDED]
+    weight_gains = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
+    weight_biases = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
+    gains = tl.load(gain + column, mask=column < K, other=0.0)  # [PADDED]
     release(PDL)
-    # 2. The residual a[PADDED], its mean, and rstd: 1 / its standard deviation.
+    # 2. The residual[PADDED], its mean, and rstd: 1 / its standard deviation.
     wait(PDL)
-    a = tl.load(x + k, mask=k < K, other=0.0)  # [PADDED]
-    mean = tl.sum(a, 0) / K
-    rstd = tl.rsqrt(tl.sum(a * a, 0) / K - mean * mean + eps)
-    a = a * g.to(tl.float32)
-    # 3. ROWS rows at a time. The weights of the next rows are loaded while the current rows are computed.
+    residual = tl.load(x + column, mask=column < K, other=0.0)  # [PADDED]
+    mean = tl.sum(residual, 0) / K
+    rstd = tl.rsqrt(tl.sum(residual * residual, 0) / K - mean * mean + eps)
+    residual = residual * gains.to(tl.float32)
+    # 3. ROWS rows at a time. The weights of the next rows, if there are any, are loaded while these are
+    #    computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             next_row = row + PROGRAMS * ROWS
-            next_w = load_rows(weight, next_row, k, N, K)
-            next_wg = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
-            next_wb = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
-        y = tl.sum(w.to(tl.float32) * a[None, :], 1)
-        y = (y - mean * wg) * rstd + wb
+            next_tile = load_rows(weight, next_row, column, N, K)
+            next_weight_gains = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
+            next_weight_biases = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
+        product = tl.sum(tile.to(tl.float32) * residual[None, :], 1)
+        product = (product - mean * weight_gains) * rstd + weight_biases
         if GELU:
-            y = gelu(y)
-        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
+            product = gelu(product)
+        tl.store(out + row, product.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, wg, wb = next_w, next_wg, next_wb
+            tile, weight_gains, weight_biases = next_tile, next_weight_gains, next_weight_biases
 
 
 @triton.jit
@@ -149,25 +150,25 @@ def _linear_add(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """x[N] += a[K] · weight[N, K]ᵀ + bias."""
-    k = tl.arange(0, PADDED)
+    column = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = load_rows(weight, row, k, N, K)
-    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tile = load_rows(weight, row, column, N, K)
+    biases = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
     residual = tl.load(x + row, mask=row < N, other=0.0)  # [ROWS]
-    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)  # [PADDED]
+    vector = tl.load(a + column, mask=column < K, other=0.0).to(tl.float32)  # [PADDED]
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             next_row = row + PROGRAMS * ROWS
-            next_w = load_rows(weight, next_row, k, N, K)
-            next_b = tl.load(bias + next_row, mask=next_row < N, other=0.0).to(tl.float32)
+            next_tile = load_rows(weight, next_row, column, N, K)
+            next_biases = tl.load(bias + next_row, mask=next_row < N, other=0.0).to(tl.float32)
             next_residual = tl.load(x + next_row, mask=next_row < N, other=0.0)
-        y = residual + tl.sum(w.to(tl.float32) * vector[None, :], 1) + b
-        tl.store(x + row, y, mask=row < N)
+        new_residual = residual + tl.sum(tile.to(tl.float32) * vector[None, :], 1) + biases
+        tl.store(x + row, new_residual, mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, b, residual = next_w, next_b, next_residual
+            tile, biases, residual = next_tile, next_biases, next_residual
 
 
 class Operands(NamedTuple):

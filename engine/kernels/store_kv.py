@@ -37,6 +37,9 @@ def _store(k, v, keys, values, slots, k_token, v_token, WIDTH: tl.constexpr, PAD
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
         return
-    i = tl.arange(0, PADDED)
-    tl.store(keys + slot * WIDTH + i, tl.load(k + token * k_token + i, mask=i < WIDTH), mask=i < WIDTH)
-    tl.store(values + slot * WIDTH + i, tl.load(v + token * v_token + i, mask=i < WIDTH), mask=i < WIDTH)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    key = tl.load(k + token * k_token + column, mask=inside)
+    tl.store(keys + slot * WIDTH + column, key, mask=inside)
+    value = tl.load(v + token * v_token + column, mask=inside)
+    tl.store(values + slot * WIDTH + column, value, mask=inside)

@@ -117,11 +117,11 @@ def _verify(
     release(PDL)
     if (length == 0) | is_continued:
         return
-    # 2. Find the rows of this sequence. Row `row - n` has the token n positions before this row's token, if
-    #    the slot of row `row - n` is this token's place in this row's block table.
-    n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
+    # 2. Find the rows of this sequence. If row `row - rows_back` belongs to it, its token is `rows_back`
+    #    positions before this row's token. So its slot is that position's place in this row's block table.
+    rows_back, dim, offset = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
-    above, position = row - n, length - 1 - n  # [NEW] each
+    above, position = row - rows_back, length - 1 - rows_back  # [NEW] each
     valid = (above >= 0) & (position >= 0)  # [NEW]
     block = tl.load(tables + position // P, mask=valid, other=0)  # [NEW]
     slot = tl.load(slots + above, mask=valid, other=-1)  # [NEW]
@@ -133,12 +133,12 @@ def _verify(
     last = tl.minimum(first + share, num_old)
     if (part > 0) & (first >= num_old):
         return
-    k, v = load_old_tokens(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
+    k, v = load_old_tokens(keys, values, tables, first + offset, first + offset < last, head, dim, H, DH, P)
     wait(PDL)
     # 4. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them.
     #    A row sees its own token and the tokens of earlier rows.
     D: tl.constexpr = H * DH
-    column = head * DH + d  # [DH]: the head's columns of a row of queries
+    column = head * DH + dim  # [DH]: the head's columns of a row of queries
     qkv_ptr = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
     queries = _load_rows(qkv_ptr, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
@@ -147,13 +147,15 @@ def _verify(
     if part == 0:
         key = _load_rows(qkv_ptr + D, bias, D + column, valid, k.dtype, BIAS)  # [NEW, DH]
         value = _load_rows(qkv_ptr + 2 * D, bias, 2 * D + column, valid, k.dtype, BIAS)  # [NEW, DH]
-        kv_offset = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
+        kv_offset = (slot.to(tl.int64) * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
         tl.store(keys + kv_offset, key, mask=valid[:, None])
         tl.store(values + kv_offset, value, mask=valid[:, None])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        # n counts rows backwards, from the last token to the first. So row n sees the columns from n on. A
-        # row that is not valid sees only itself, so that its total is not 0.
-        visible = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])  # [NEW, NEW]
+        # Rows are counted backwards, from the last token to the first. So a row sees the columns from its own
+        # number on. A row that is not valid sees only itself, so that its total is not 0.
+        visible = (valid[None, :] & (rows_back[None, :] >= rows_back[:, None])) | (
+            rows_back[None, :] == rows_back[:, None]
+        )  # [NEW, NEW]
         scores = tl.where(visible, scores, -float("inf"))
         maximum = tl.max(scores, 1)
         weights = tl.exp(scores - maximum[:, None])
@@ -161,20 +163,20 @@ def _verify(
         weighted = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
     # 5. The running softmax over the old tokens. The next tile is loaded while the current tile is computed.
     for start in range(first, last, TOKENS):
-        token = start + TOKENS + i
-        next_k, next_v = load_old_tokens(keys, values, tables, token, token < last, head, d, H, DH, P)
+        token = start + TOKENS + offset
+        next_k, next_v = load_old_tokens(keys, values, tables, token, token < last, head, dim, H, DH, P)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [NEW, TOKENS]
-        scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
+        scores = tl.where((start + offset < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
     # 6. With one part the mean is the result. With several parts the program that ends last joins the parts.
-    out_ptr = out + (above * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
+    out_ptr = out + (above * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
     if SPLITS == 1:
         tl.store(out_ptr, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
     else:
         index = row * H + head
-        part_row = (index * SPLITS + part) * NEW + n  # [NEW]
-        tl.store(parts + part_row[:, None] * DH + d[None, :], weighted)
+        part_row = (index * SPLITS + part) * NEW + rows_back  # [NEW]
+        tl.store(parts + part_row[:, None] * DH + dim[None, :], weighted)
         tl.store(maxima + part_row, maximum)
         tl.store(totals + part_row, total)
         tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
@@ -194,15 +196,15 @@ def _join_parts(
     parts[rows · H, SPLITS, NEW, DH], maxima and totals[rows · H, SPLITS, NEW]. Other programs have just
     written the parts, and a cache may hold older numbers. `volatile` loads do not read from such caches.
     """
-    n, d = tl.arange(0, NEW), tl.arange(0, DH)
+    lane, dim = tl.arange(0, NEW), tl.arange(0, DH)
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     for part in range(0, num_parts):
-        part_row = (index * SPLITS + part) * NEW + n  # [NEW]
+        part_row = (index * SPLITS + part) * NEW + lane  # [NEW]
         part_maximum = tl.load(maxima + part_row, volatile=True)  # [NEW]
         part_total = tl.load(totals + part_row, volatile=True)  # [NEW]
-        part_weighted = tl.load(parts + part_row[:, None] * DH + d[None, :], volatile=True)  # [NEW, DH]
+        part_weighted = tl.load(parts + part_row[:, None] * DH + dim[None, :], volatile=True)  # [NEW, DH]
         new_maximum = tl.maximum(maximum, part_maximum)
         shrink, factor = tl.exp(maximum - new_maximum), tl.exp(part_maximum - new_maximum)
         total = total * shrink + part_total * factor

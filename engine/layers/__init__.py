@@ -1,1 +1,1 @@
-"""Linear layers swapped for others, and packed prompts."""
+"""Replaces linear layers by others, and computes packed prompts."""

@@ -25,6 +25,9 @@ from engine.models.weights import Module
 # and values compete for the processor's caches.
 FP32_SLOWDOWN = 1.15
 OTHER_BYTES = 2**24  # bytes of other memory that are written between two passes over the weights
+# A measurement takes at least MIN_PASSES passes over the layers, and goes on up to MAX_PASSES passes or until
+# it has taken ENOUGH_SECONDS: short times vary most.
+MIN_PASSES, MAX_PASSES, ENOUGH_SECONDS = 3, 10, 0.03
 # A second form takes memory. It is kept only if its time is below this fraction of the first form's time.
 MAX_SECOND_FORM_TIME = 0.9
 Shape = tuple[int, int]  # (in, out) features of a linear layer
@@ -128,7 +131,8 @@ class ByRows(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out]"""
-        return self.by_size[min(x.size(0).bit_length(), len(self.by_size)) - 1](x)
+        size_index = x.size(0).bit_length() - 1  # the i with 2**i <= T < 2**(i+1)
+        return self.by_size[min(size_index, len(self.by_size) - 1)](x)
 
 
 FORMS = (Half, SharedHalf, Transposed, Blocked)
@@ -139,9 +143,9 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     """Replace the model's linear layers by their fastest lossless form, in place, and return the model.
 
     Layers of one shape get the same form: the fastest one for `rows` rows. They keep a second form if another
-    form is much faster for a single row. Both forms are then measured at each
-    size of SIZES. The faster form, or the form for `rows` if their times are equal, computes the products of
-    this many rows, up to the next size.
+    form is much faster for a single row. Both forms are then measured at each size of SIZES. The faster form,
+    or the form for `rows` if their times are equal, computes the products of this many rows, up to the next
+    size.
 
     Use it as `load_model(..., transform=pack_linears)`. A model that is not fp32 on a CPU does not change,
     nor do layers that are no nn.Linear, nor shapes for which nn.Linear is the fastest. Takes up to two
@@ -149,36 +153,74 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    shapes = [_shape(linear) for linear in linears]
-    # 1. Measure each form at one row and at `rows` rows. The layers of a form are deleted before those of the
-    #    next form are made, because the layers of all forms might not fit into memory.
-    possible_forms = [_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))]
-    at_one: dict[Form, dict[Shape, float]] = {}  # seconds of a step of one row
-    at_many: dict[Form, dict[Shape, float]] = {}  # seconds of a step of `rows` rows
-    for form in possible_forms:
-        packed = [form(linear) for linear in linears]
-        at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
-    # 2. Choose the fastest form of each shape at both numbers of rows.
-    for_one: dict[Shape, Form] = {}
-    for_many: dict[Shape, Form] = {}
-    for shape in shapes:
-        for_one[shape], for_many[shape] = _fastest(at_one, shape), _fastest(at_many, shape)
-        seconds, seconds_of_first = at_one[for_one[shape]][shape], at_one[for_many[shape]][shape]
-        if rows == 1 or seconds >= MAX_SECOND_FORM_TIME * seconds_of_first:
-            for_one[shape] = for_many[shape]  # a second form would not be worth its memory
-    # 3. Make the layers. Where a shape has two forms, measure which of the two is faster at which size.
-    chosen = [for_many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
-    if for_one != for_many:
-        second = [
-            for_one[shape](linear) if for_one[shape] is not for_many[shape] else first
-            for shape, linear, first in zip(shapes, linears, chosen, strict=True)
-        ]
-        seconds_at = [[_seconds_by_shape(linears, packed, n) for packed in (second, chosen)] for n in SIZES]
-        for i, (shape, few, many) in enumerate(zip(shapes, second, chosen, strict=True)):
-            if few is not many:
-                chosen[i] = ByRows([few if a[shape] < b[shape] else many for a, b in seconds_at])
-    replacement: dict[nn.Module, nn.Module] = dict(zip(linears, chosen, strict=True))
+    form_for_rows, form_for_one = _choose_forms(linears, rows)
+    packed = [form_for_rows[_shape(linear)](linear) for linear in linears]
+    if form_for_one != form_for_rows:
+        packed = _with_second_form(linears, packed, form_for_rows, form_for_one)
+    replacement: dict[nn.Module, nn.Module] = dict(zip(linears, packed, strict=True))
     return replace_linears(model, lambda name, layer: replacement.get(layer, layer))
+
+
+def _choose_forms(linears: list[nn.Linear], rows: int) -> tuple[dict[Shape, Form], dict[Shape, Form]]:
+    """By shape: the fastest form for `rows` rows, and the form for a single row. Both are the same where a
+    second form would not be worth its memory.
+    """
+    # 1. Measure each form that loses nothing.
+    possible_forms = [_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))]
+    seconds_at_one: dict[Form, dict[Shape, float]] = {}
+    seconds_at_rows: dict[Form, dict[Shape, float]] = {}
+    for form in possible_forms:
+        seconds_at_one[form], seconds_at_rows[form] = _measure(form, linears, rows)
+    # 2. Choose the fastest for each shape.
+    form_for_one: dict[Shape, Form] = {}
+    form_for_rows: dict[Shape, Form] = {}
+    for shape in map(_shape, linears):
+        first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one, shape)
+        max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one[first][shape]
+        is_worth_it = rows > 1 and seconds_at_one[second][shape] < max_seconds
+        form_for_rows[shape], form_for_one[shape] = first, second if is_worth_it else first
+    return form_for_rows, form_for_one
+
+
+def _measure(
+    form: Form, linears: list[nn.Linear], rows: int
+) -> tuple[dict[Shape, float], dict[Shape, float]]:
+    """By shape: the seconds of a step of one row, and of a step of `rows` rows, with the layers in this form.
+
+    The layers are deleted when this function returns: those of all forms might not fit into memory.
+    """
+    packed = [form(linear) for linear in linears]
+    return _seconds_by_shape(linears, packed, 1), _seconds_by_shape(linears, packed, rows)
+
+
+def _with_second_form(
+    linears: list[nn.Linear],
+    packed: list[nn.Module],
+    form_for_rows: dict[Shape, Form],
+    form_for_one: dict[Shape, Form],
+) -> list[nn.Module]:
+    """`packed`, but each layer whose shape has another form for a single row has both forms (`ByRows`). Which
+    form computes which number of rows is measured.
+    """
+    second: list[nn.Module] = []  # the layers in the form for a single row
+    for linear, layer in zip(linears, packed, strict=True):
+        shape = _shape(linear)
+        has_second = form_for_one[shape] is not form_for_rows[shape]
+        second.append(form_for_one[shape](linear) if has_second else layer)
+    # For each size: the seconds by shape with the first form, and with the second. The two are measured one
+    # after the other, so that a slow moment of the machine slows both.
+    measured = [(_seconds_by_shape(linears, packed, n), _seconds_by_shape(linears, second, n)) for n in SIZES]
+    combined: list[nn.Module] = []
+    for linear, first_layer, second_layer in zip(linears, packed, second, strict=True):
+        if second_layer is first_layer:
+            combined.append(first_layer)
+            continue
+        shape, by_size = _shape(linear), list[nn.Module]()
+        for first_seconds, second_seconds in measured:
+            second_is_faster = second_seconds[shape] < first_seconds[shape]
+            by_size.append(second_layer if second_is_faster else first_layer)
+        combined.append(ByRows(by_size))
+    return combined
 
 
 @cache
@@ -230,14 +272,16 @@ def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: 
     """
     other_memory = torch.zeros(OTHER_BYTES, dtype=torch.uint8)
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
-    passes: list[list[float]] = []
-    while len(passes) < 3 or (len(passes) < 10 and sum(map(sum, passes)) < 0.03):
+    passes: list[list[float]] = []  # of each pass, the seconds of each layer
+    total = 0.0  # seconds of all passes
+    while len(passes) < MIN_PASSES or (len(passes) < MAX_PASSES and total < ENOUGH_SECONDS):
         other_memory.add_(1)
         times = [time.perf_counter()]
         for layer, x in zip(packed, inputs, strict=True):
             layer(x)
             times.append(time.perf_counter())
         passes.append([end - start for start, end in pairwise(times)])
+        total += sum(passes[-1])
     return list(map(median, zip(*passes, strict=True)))
 
 

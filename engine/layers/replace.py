@@ -45,9 +45,10 @@ def replace_linears(model: AnyModel, make: Callable[[str, nn.Module], nn.Module]
     replaced: list[str] = []
     for name in linear_names(model):
         if name.startswith(tuple(f"{outer}." for outer in replaced)):
-            continue
+            continue  # this layer was inside a layer that is replaced, so it is no longer in the model
         linear = model.get_submodule(name)
-        if (new := make(name, linear)) is not linear:
+        new = make(name, linear)
+        if new is not linear:
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, new)
             replaced.append(name)

@@ -80,6 +80,32 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     Raises OSError if the file cannot be read, and ValueError if a column is missing, a value is not a number
     or a time, there are fewer than two rows, or `rate` is given and the trace has no duration.
     """
+    rows = _read_rows(path)
+    start, end = rows[0][0], rows[-1][0]
+    if rate and end <= start:
+        raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
+    speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
+    context_tokens = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
+    totals = sorted(prompt + output for _, prompt, output in rows)
+    largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
+    factor = min(1.0, context_tokens / max(1, largest_fitting))
+
+    jobs, cut = [], 0
+    for time, prompt, output in rows:
+        at = (time - start) / speed
+        if at >= seconds:
+            break
+        output_tokens = min(max(1, round(output * factor)), context_tokens - 1)
+        prompt_tokens = max(1, round(prompt * factor))
+        if prompt_tokens > context_tokens - output_tokens:
+            prompt_tokens = context_tokens - output_tokens
+            cut += 1
+        jobs.append(Job(at, text(prompt_tokens, random), output_tokens))
+    return Trace(jobs, factor, speed, cut)
+
+
+def _read_rows(path: Path) -> list[tuple[float, int, int]]:
+    """The rows of a trace: (time in seconds, prompt tokens, output tokens) each. Raises as `replay` does."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         columns = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
@@ -91,27 +117,7 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
         ]
     if len(rows) < 2:
         raise ValueError(f"{path}: at least two rows are needed")
-    start, end = rows[0][0], rows[-1][0]
-    if rate and end <= start:
-        raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
-    speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
-    room = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
-    totals = sorted(prompt + output for _, prompt, output in rows)
-    largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
-    factor = min(1.0, room / max(1, largest_fitting))
-
-    jobs, cut = [], 0
-    for moment, prompt, output in rows:
-        at = (moment - start) / speed
-        if at >= seconds:
-            break
-        output_tokens = min(max(1, round(output * factor)), room - 1)
-        prompt_tokens = max(1, round(prompt * factor))
-        if prompt_tokens > room - output_tokens:
-            prompt_tokens = room - output_tokens
-            cut += 1
-        jobs.append(Job(at, text(prompt_tokens, random), output_tokens))
-    return Trace(jobs, factor, speed, cut)
+    return rows
 
 
 def _to_seconds(stamp: str) -> float:

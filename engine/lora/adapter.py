@@ -101,9 +101,10 @@ def read_adapter(
     if not file.is_file():
         has_pickle = (folder / "adapter_model.bin").exists()
         hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
-        raise CheckpointError(f"{file}: no such file{hint}")
+        why = "not a regular file" if file.exists() else "no such file"  # a pipe may never answer
+        raise CheckpointError(f"{file}: {why}{hint}")
     targets, prefix = targets_of(config), architecture(config.model_type, config.model_impl).PREFIX
-    paths = [lead + name for name in targets for lead in ("", prefix)]  # some files' names have the prefix
+    paths = [*targets, *(prefix + name for name in targets)]  # some files' names have the prefix
     adapted = _adapted_modules(file, settings, paths)
     try:
         with safe_open(file, framework="pt") as tensors:

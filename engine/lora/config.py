@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import regex
 
@@ -94,27 +94,34 @@ def read_config(folder: Path) -> AdapterConfig:
         refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
-    if isinstance(targets, str):
-        if len(targets) > MAX_EXPRESSION_LENGTH:
-            refuse(
-                "target_modules", f"an expression of at most {MAX_EXPRESSION_LENGTH:,} characters is accepted"
-            )
-        if not _has_few_repetitions(targets):
-            refuse("target_modules", f"in braces, counts of up to {MAX_REPETITIONS:,} together are accepted")
-        try:
-            re.compile(targets)  # PEFT matches with `re`, so `re` must accept the expression
-            regex.compile(targets)  # `AdapterConfig.targets` matches with `regex`, which has a timeout
-        except (re.error, regex.error, RecursionError, OverflowError):
-            refuse("target_modules", "no regular expression")
-    elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
-        refuse("target_modules", "a list of names, or a regular expression, is accepted")
+    if reason := _why_targets_refused(targets):
+        refuse("target_modules", reason)
     for name, value in raw.items():
         # 0 does not count as empty: in a setting such as layers_to_transform, 0 is the number of a layer.
         is_empty = value is None or value is False or value in ("", [], {})
         if name not in NO_EFFECT | READ and not is_empty:
             refuse(name, "not supported here; leave it empty")
-    targets = targets if isinstance(targets, str) else tuple(targets)
-    return AdapterConfig(r, alpha, raw.get("use_rslora", False), targets)
+    target_modules = tuple(targets) if isinstance(targets, list) else str(targets)
+    return AdapterConfig(r, alpha, raw.get("use_rslora", False), target_modules)
+
+
+def _why_targets_refused(targets: Any) -> str | None:
+    """What is accepted in place of this value of `target_modules`. None: the value is accepted."""
+    if not isinstance(targets, str):
+        is_list_of_names = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
+        if not is_list_of_names or not targets:
+            return "a list of names, or a regular expression, is accepted"
+        return None
+    if len(targets) > MAX_EXPRESSION_LENGTH:
+        return f"an expression of at most {MAX_EXPRESSION_LENGTH:,} characters is accepted"
+    if not _has_few_repetitions(targets):
+        return f"in braces, counts of up to {MAX_REPETITIONS:,} together are accepted"
+    try:
+        re.compile(targets)  # PEFT matches with `re`, so `re` must accept the expression
+        regex.compile(targets)  # `AdapterConfig.targets` matches with `regex`, which has a timeout
+    except (re.error, regex.error, RecursionError, OverflowError):
+        return "no regular expression"
+    return None
 
 
 def _has_few_repetitions(expression: str) -> bool:

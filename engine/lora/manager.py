@@ -31,7 +31,7 @@ class AdapterManager:
     def __init__(self, slots: AdapterSlots, scheduler: Scheduler) -> None:
         self.slots, self.scheduler = slots, scheduler
         self.key_of: dict[str, str] = {}  # name -> key
-        self._loads = 0
+        self._num_loads = 0
 
     def key(self, name: str) -> str:
         """The key for a request that is queued now. Raises NotFoundError if no adapter has this name."""
@@ -52,8 +52,8 @@ class AdapterManager:
         """
         if name in self.key_of and not load_inplace:
             raise AdapterError(f"adapter {name!r} is loaded already", "already_loaded")
-        self._loads += 1
-        key = f"{name}@{self._loads}"
+        self._num_loads += 1
+        key = f"{name}@{self._num_loads}"
         self.slots.add(key, adapter)
         self.key_of[name] = key  # one assignment: another thread reads the old key or the new key
         self._remove_unused()

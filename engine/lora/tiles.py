@@ -1,4 +1,5 @@
-"""Which rows of a step have which adapter, on a GPU, and the product of them with it, in Triton. Part 18.
+"""Which rows of a step have which adapter, and the product that adds an adapter's difference, in Triton. Part
+18.
 
 The buffers keep their addresses, so CUDA graphs can capture the kernels.
 
@@ -107,22 +108,24 @@ def _shrink(
     slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
         return
-    i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
-    row = tl.load(tile_rows + tile * TILE + i).to(tl.int64)  # [TILE]
+    tile_row, column = tl.arange(0, TILE), tl.arange(0, K_PADDED)
+    row = tl.load(tile_rows + tile * TILE + tile_row).to(tl.int64)  # [TILE]
     total = tl.zeros([TILE, K_PADDED], tl.float32)
     for start in range(0, IN, INNER):
-        d = start + tl.arange(0, INNER)
-        # a[TILE, INNER] · b[INNER, K_PADDED]
-        a = tl.load(
-            x + row[:, None] * IN + d[None, :], mask=(row >= 0)[:, None] & (d < IN)[None, :], other=0.0
-        )
-        b = tl.load(
-            down + (slot * IN + d[:, None]) * K + k[None, :],
-            mask=(d < IN)[:, None] & (k < K)[None, :],
+        inner = start + tl.arange(0, INNER)
+        x_tile = tl.load(
+            x + row[:, None] * IN + inner[None, :],
+            mask=(row >= 0)[:, None] & (inner < IN)[None, :],
             other=0.0,
-        )
-        total = tl.dot(a, b, total, input_precision="ieee")
-    tl.store(middle + (tile * TILE + i)[:, None] * stride + k[None, :], total, mask=(k < K)[None, :])
+        )  # [TILE, INNER]
+        down_tile = tl.load(
+            down + (slot * IN + inner[:, None]) * K + column[None, :],
+            mask=(inner < IN)[:, None] & (column < K)[None, :],
+            other=0.0,
+        )  # [INNER, K_PADDED]
+        total = tl.dot(x_tile, down_tile, total, input_precision="ieee")
+    address = middle + (tile * TILE + tile_row)[:, None] * stride + column[None, :]
+    tl.store(address, total, mask=(column < K)[None, :])
 
 
 @triton.jit
@@ -139,18 +142,21 @@ def _expand(
     slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
         return
-    i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
+    tile_row, inner = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    row = tl.load(tile_rows + tile * TILE + i).to(tl.int64)  # [TILE]
-    # a[TILE, K_PADDED] · b[K_PADDED, COLS]
-    a = tl.load(middle + (tile * TILE + i)[:, None] * stride + k[None, :], mask=(k < K)[None, :], other=0.0)
-    b = tl.load(
-        up + (slot * K + k[:, None]) * OUT + col[None, :],
-        mask=(k < K)[:, None] & (col < OUT)[None, :],
+    row = tl.load(tile_rows + tile * TILE + tile_row).to(tl.int64)  # [TILE]
+    middle_tile = tl.load(
+        middle + (tile * TILE + tile_row)[:, None] * stride + inner[None, :],
+        mask=(inner < K)[None, :],
         other=0.0,
-    )
+    )  # [TILE, K_PADDED]
+    up_tile = tl.load(
+        up + (slot * K + inner[:, None]) * OUT + col[None, :],
+        mask=(inner < K)[:, None] & (col < OUT)[None, :],
+        other=0.0,
+    )  # [K_PADDED, COLS]
     inside = (row >= 0)[:, None] & (col < OUT)[None, :]
     pointers = y + row[:, None] * OUT + col[None, :]  # [TILE, COLS]
     total = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
-    total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
+    total = tl.dot(middle_tile.to(up_tile.dtype), up_tile, total, input_precision="ieee")
     tl.store(pointers, total.to(y.dtype.element_ty), mask=inside)

@@ -38,7 +38,7 @@ def load(source: Path, *flags: str) -> ctypes.CDLL | None:
 
 
 def why_not(source: Path, *flags: str) -> str:
-    """The reason why `load` returns None for these arguments, in one line; "" if `load` returns a library."""
+    """Why `load` returns None for these arguments, in one line; "" if `load` returns a library."""
     return _loaded(source, flags)[1]
 
 
@@ -67,10 +67,11 @@ def compiler() -> list[str]:
     """
     setting = os.environ.get("CC", "")
     try:
-        if command := shlex.split(setting):
-            return command
+        command = shlex.split(setting)
     except ValueError as error:
         raise ValueError(f"CC={setting!r} is no command: {error}") from None
+    if command:
+        return command
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
@@ -120,8 +121,8 @@ def _compile(source: Path, command: list[str], folder: Path, name: str) -> ctype
 
 @cache
 def _folder() -> Path:
-    """The folder where libraries are cached. No other user may write there: whoever can change a library can
-    run code as this user.
+    """The folder where libraries are cached. No other user may write there: a user that can change a library
+    can run code as this user.
     """
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -129,7 +130,7 @@ def _folder() -> Path:
             root = Path.home().absolute() / ".cache"
         folder = root / "ruvon"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _only_ours(folder):
+        if _is_private(folder):
             return folder
     except (OSError, RuntimeError):  # this user has no home folder, or may not write to it
         pass
@@ -138,7 +139,7 @@ def _folder() -> Path:
     return Path(temporary)
 
 
-def _only_ours(folder: Path) -> bool:
+def _is_private(folder: Path) -> bool:
     """Whether this user, and no other user, may write to the folder. False if the system has no user ids."""
     status = folder.stat()
     is_owner = hasattr(os, "getuid") and status.st_uid == os.getuid()

@@ -34,8 +34,8 @@ def available_memory() -> int | None:
         if total is None:
             return None
         available = total
-    limits = [limit for path in CONTAINER_LIMITS if (limit := _container_limit(path))]
-    return min([available, *limits])
+    limits = [_container_limit(path) for path in CONTAINER_LIMITS]
+    return min([available, *(limit for limit in limits if limit)])
 
 
 def _container_limit(path: Path) -> int | None:

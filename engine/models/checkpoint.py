@@ -42,7 +42,8 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     folder = Path(os.path.expanduser(name))  # Path.expanduser would raise an error for "~nobody/x"
     try:
         if folder.is_dir():
-            return _readable(folder)
+            _refuse_unusable(folder)
+            return folder
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from None
     is_path = isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
@@ -51,14 +52,13 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     return _from_hub(str(name), weights)
 
 
-def _readable(folder: Path) -> Path:
-    """Return `folder`. Raises CheckpointError if this user may not read it, or if all it has is GGUF."""
+def _refuse_unusable(folder: Path) -> None:
+    """Raises CheckpointError if this user may not read the folder, or if it has a model only as GGUF."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
     gguf = sorted(folder.glob(f"*{GGUF}"))
     if gguf and not (folder / "config.json").exists():
         raise CheckpointError(f"{gguf[0]}: {NO_GGUF}")
-    return folder
 
 
 def _from_hub(repo_id: str, weights: bool) -> Path:
@@ -70,21 +70,21 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
 
     try:
         folder = Path(snapshot_download(repo_id, allow_patterns=SMALL_FILES))
-        for pattern in ["*.safetensors", "pytorch_model*.bin"] if weights else []:
-            snapshot_download(repo_id, allow_patterns=[pattern])
-            if any(folder.glob(pattern)):
-                break
+        if weights:
+            snapshot_download(repo_id, allow_patterns=["*.safetensors"])
+            if not any(folder.glob("*.safetensors")):
+                snapshot_download(repo_id, allow_patterns=["pytorch_model*.bin"])
     except Exception as error:  # the hub's client raises many kinds: offline, unknown id, gated, disk full
         similar = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
-            f"folder, and the Hugging Face hub did not provide it: {_why(error)}"
+            f"folder, and the Hugging Face hub did not provide it: {_hub_error_text(error)}"
             + (f"; did you mean {similar[0]!r}?" if similar else "")
         ) from error
     return folder
 
 
-def _why(error: Exception) -> str:
+def _hub_error_text(error: Exception) -> str:
     """Why the hub did not provide a model. For a known error, the text says what the user can do. For any
     other error, it is the first line of the error's message.
     """

@@ -101,9 +101,9 @@ def architecture(model_type: str, model_impl: str = AUTO) -> ModuleType:
     """
     module = None
     if model_impl != TRANSFORMERS and str(model_type).isidentifier() and model_type != ANY_MODEL:
-        module = _architecture(model_type)
+        module = _architecture_module(model_type)
     if module is None and model_impl != OURS:
-        module = _architecture(ANY_MODEL)
+        module = _architecture_module(ANY_MODEL)
     if module is None:
         supported = ", ".join(architectures())
         raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {supported}")
@@ -113,10 +113,10 @@ def architecture(model_type: str, model_impl: str = AUTO) -> ModuleType:
 def architectures() -> list[str]:
     """Every `model_type` with a module of its own, sorted."""
     names = sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
-    return [name for name in names if name != ANY_MODEL and _architecture(name)]
+    return [name for name in names if name != ANY_MODEL and _architecture_module(name)]
 
 
-def _architecture(name: str) -> ModuleType | None:
+def _architecture_module(name: str) -> ModuleType | None:
     """The module `engine.models.<name>`, or None if there is no such module, or if it is no architecture."""
     try:
         module = import_module(f"engine.models.{name}")
@@ -137,7 +137,9 @@ def eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
     ids = read_json(path).get("eos_token_id") if path.exists() else None
     if ids is None:
         path, ids = folder / "config.json", raw.get("eos_token_id")
-    as_list = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if ids is None:
+        return ()
+    as_list = ids if isinstance(ids, list) else [ids]
     if not all(type(id) is int for id in as_list):
         raise CheckpointError(f"{path}: eos_token_id={ids!r}: a token id or a list of them is accepted")
     return tuple(as_list)

@@ -1,6 +1,6 @@
-"""Gemma: Llama with other norms, scaled embeddings and a GELU. You bring it up yourself. Extension C.
+"""Gemma: Llama with other norms, scaled embeddings and a GELU. Extension C, as its exercises.
 
-What is not Llama's, by Hugging Face's config.json and modelling code:
+The differences to Llama, from Hugging Face's config.json and modelling code:
 - A norm multiplies by 1 + weight, in fp32, and rounds last.
 - Embeddings are multiplied by √D, which is rounded to their dtype first. The output layer has the embedding's
   weight, and is not scaled.

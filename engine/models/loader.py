@@ -2,31 +2,28 @@
 
 Promises a model with every parameter filled from the files, or a `CheckpointError` that names the file, the
 tensor and the shapes. Never unpickles code, and never runs Python that comes with a checkpoint. Does not know
-any architecture. Part 1.
+any architecture, nor the formats of files (weight_files.py). Part 1.
 """
 
 import dataclasses
-import pickle
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from engine.machine.host_memory import available_memory
-from engine.models.checkpoint import CheckpointError, read_json, resolve
+from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import AUTO, OURS, ModelConfig, architecture
 from engine.models.language_model import LanguageModel
+from engine.models.weight_files import NamedTensor, read_tensors
 from engine.models.weights import Filler, Place, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 CODES = "quantization_config"  # the entry of config.json that a quantized checkpoint has: it holds codes
-NamedTensor = tuple[Path, str, Tensor]  # (file, the tensor's name in the file, the tensor)
 # model = restore(model on the meta device, the entry CODES of config.json, tensors, folder, device): fills
 # the model with the codes of a quantized checkpoint.
 RestoreQuantized = Callable[[LanguageModel, dict, Iterable[NamedTensor], Path, torch.device], LanguageModel]
@@ -36,10 +33,12 @@ class Sharding(Protocol):
     """One device's part of a model that several devices share (Extension A)."""
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """The sizes of this device's part. Raises CheckpointError: the model cannot be divided like this."""
+        """The config of this device's part. Raises CheckpointError if the model cannot be divided so."""
 
     def shard(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
-        """Of a checkpoint's tensor, what goes to this device: a view of `shape`, where there is one."""
+        """This device's part of a checkpoint's tensor: a view of the shape `shape`, which the model needs at
+        `place`. The tensor itself if this device has it whole, or if it cannot be cut to `shape`.
+        """
 
 
 def load_model(
@@ -54,14 +53,16 @@ def load_model(
 ) -> LanguageModel:
     """Build the model `name`, an embedded name, a folder or a hub id, and fill it, ready for inference.
 
-    `dtype` is one of DTYPES or a torch.dtype. "auto" means float32 on a CPU, where half precision is slow,
-    and the dtype of the checkpoint elsewhere. `load_format` is one of LOAD_FORMATS. "auto" reads safetensors
-    if there are any, else pytorch_model.bin. "dummy" fills the model with random weights (seed 0), for
-    measurements of speed without a download. `transform` changes the filled model: it packs weights (Part 3),
-    quantizes (Part 17) or adds adapters (Part 18). `restore_quantized` reads a quantized checkpoint: Part
-    17's `restore`. With `sharding` only this device's part of the model is built, and only that part is read
-    from the files (Extension A). The sizes in the model's `config` are then those of the part. `model_impl`
-    says whose code computes the model, as in `architecture`.
+    - `dtype` is one of DTYPES or a torch.dtype. "auto" means float32 on a CPU, where half precision is slow,
+      and the dtype of the checkpoint elsewhere.
+    - `load_format` is one of LOAD_FORMATS. "auto" reads safetensors if there are any, else pytorch_model.bin.
+      "dummy" fills the model with random weights (seed 0), for measurements of speed without a download.
+    - `transform` changes the filled model: it packs weights (Part 3), quantizes (Part 17) or adds adapters
+      (Part 18).
+    - `restore_quantized` reads a quantized checkpoint: Part 17's `restore`.
+    - With `sharding` only this device's part of the model is built, and only that part is read from the files
+      (Extension A). The sizes in the model's `config` are then those of the part.
+    - `model_impl` says whose code computes the model, as in `architecture`.
 
     Raises CheckpointError for a file or a tensor, and ValueError for an argument.
     """
@@ -75,28 +76,34 @@ def load_model(
     config = ModelConfig.from_pretrained(folder, model_impl)
     if sharding is not None:
         config = sharding.config(config)
-    weight_dtype, is_quantized = _torch_dtype(dtype, config, device), config.raw.get(CODES) is not None
+    weight_dtype = _torch_dtype(dtype, config, device)
     if load_format == "dummy":
-        if is_quantized:
-            raise ValueError(
-                "load_format='dummy': this checkpoint is quantized; quantize a plain one's noise"
-            )
-        _refuse_too_large(folder, config, weight_dtype.itemsize * _num_weights(folder, config), device)
-        model = _build(folder, config, weight_dtype, device)
-        _fill_with_noise(model)
+        model = _make_with_noise(folder, config, weight_dtype, device)
     else:
-        tensors = list(_read_tensors(folder, load_format))
-        if is_quantized:
+        tensors = list(read_tensors(folder, load_format))
+        if config.raw.get(CODES) is None:
+            model = _load_weights(folder, config, weight_dtype, device, tensors, sharding)
+        else:
             if sharding is not None:
                 raise CheckpointError(
                     f"{folder}: this checkpoint is quantized, and is loaded on one device only; a plain "
                     "checkpoint can be quantized on several"
                 )
             model = _load_codes(folder, config, weight_dtype, device, tensors, restore_quantized)
-        else:
-            model = _load_weights(folder, config, weight_dtype, device, tensors, sharding)
     model = model.eval().requires_grad_(False)
     return transform(model) if transform else model
+
+
+def _make_with_noise(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> LanguageModel:
+    """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
+    if config.raw.get(CODES) is not None:
+        raise ValueError("load_format='dummy': this checkpoint is quantized; quantize a plain one's noise")
+    _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
+    model = _build(folder, config, dtype, device)
+    _fill_with_noise(model)
+    return model
 
 
 def _load_weights(
@@ -113,27 +120,30 @@ def _load_weights(
     #    device takes no memory.
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
-    if config.model_impl != OURS:  # then the library puts them into their places
-        return family.load_weights(folder, config, dtype, device, tensors)
-    places, used = family.places(config), []
+    if config.model_impl != OURS:  # the library transformers puts its tensors into their places itself
+        part = sharding.shard if sharding else None
+        return family.load_weights(folder, config, dtype, device, tensors, part)
+    places = family.places(config)
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
     def shard(name: str, tensor: Tensor) -> Tensor:
-        """What of this tensor goes to this device. It is read when it is copied, and not before."""
+        """This device's part of a tensor. No numbers are read before the part is copied."""
         if sharding is None or name not in places:
             return tensor
         return sharding.shard(tensor, places[name], skeleton.shape(name))
 
-    for file, name, tensor in tensors:
-        name = name.removeprefix(family.PREFIX)
-        if name in places or not re.fullmatch(family.REDUNDANT, name):
-            skeleton.target(str(file), name, shard(name, tensor.to("meta")))
-            used.append((str(file), name, tensor))
+    needed_tensors: list[tuple[str, str, Tensor]] = []  # (file, name without PREFIX, tensor)
+    for file, full_name, tensor in tensors:
+        name = full_name.removeprefix(family.PREFIX)
+        is_redundant = name not in places and re.fullmatch(family.REDUNDANT, name)
+        if not is_redundant:
+            skeleton.target(str(file), name, shard(name, tensor.to("meta")))  # raises if it does not fit
+            needed_tensors.append((str(file), name, tensor))
     skeleton.finish(str(folder))
     # 2. Allocate the model, and copy the weights.
     model = _build(folder, config, dtype, device)
     filler = Filler(model, places)
-    for file_name, name, tensor in used:
+    for file_name, name, tensor in needed_tensors:
         filler.fill(file_name, name, shard(name, tensor))
     return model
 
@@ -257,105 +267,3 @@ def _fill_with_noise(model: nn.Module) -> None:
         else:
             is_bias = name.endswith("bias")  # any other vector is the gain of a norm
             parameter.fill_(0.0 if is_bias else 1.0)
-
-
-def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
-    """Yield every (file, name, tensor) of a checkpoint.
-
-    The files are mapped into memory, so the numbers of a tensor are read only when they are copied. A
-    pytorch_model.bin from before torch 1.6 cannot be mapped, and is read at once. Raises CheckpointError if
-    there are no weights in this format, or if a file is missing or damaged.
-    """
-    formats = {
-        "safetensors": ("model.safetensors", _read_safetensors),
-        "pt": ("pytorch_model.bin", _read_pickle),
-    }
-    wanted = formats.values() if load_format == "auto" else [formats[load_format]]
-    shards: Mapping[Path, list[str] | None]
-    for single, read in wanted:
-        index = folder / f"{single}.index.json"
-        if index.exists():
-            shards = _shards(index)
-        elif (folder / single).is_file():
-            shards = {folder / single: None}  # without an index, no tensor is required
-        else:
-            continue
-        for file, names in shards.items():
-            _check_readable(file)
-            yield from read(file, names)
-        return
-    raise CheckpointError(
-        f"{folder}: no weights; looked for {', '.join(single for single, _ in wanted)}, whole or sharded"
-    )
-
-
-def _shards(index: Path) -> dict[Path, list[str]]:
-    """The names of the tensors that each file of a sharded checkpoint must hold, from its index.
-
-    Raises CheckpointError if the index is damaged, names a file outside its folder, or names a missing file.
-    """
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: has no 'weight_map'")
-    shards: dict[Path, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or file == ".." or Path(file).name != file:
-            raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}, outside the folder")
-        shards.setdefault(index.parent / file, []).append(name)
-    for file in shards:
-        try:
-            exists = file.is_file()
-        except OSError as error:  # for example, a file name that is too long
-            raise CheckpointError(f"{index}: {file.name!s:.80}: {error.strerror}") from None
-        if not exists:
-            raise CheckpointError(f"{file}: no such file, though {index.name} names it")
-    return shards
-
-
-def _check_readable(file: Path) -> None:
-    """Raises CheckpointError with the system's message if the file cannot be opened.
-
-    Without this check, the readers of tensors would report the file as damaged.
-    """
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from None
-
-
-def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
-    """Yield every (file, name, tensor) of a safetensors file.
-
-    `names` are the tensors that the index lists for the file, or None if there is no index. Raises
-    CheckpointError if the file is damaged or lacks one of `names`.
-    """
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            _check_listed(file, names, tensors.keys())
-            for name in tensors.keys():  # noqa: SIM118  # `tensors` is an open file, and cannot be iterated
-                yield file, name, tensors.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
-
-
-def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
-    """Yield every (file, name, tensor) of a PyTorch pickle, of which only tensors are unpickled.
-
-    `names` and errors are as in `_read_safetensors`.
-    """
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: truncated, or holds more than tensors ({error})") from None
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise CheckpointError(f"{file}: holds {type(tensors).__name__}, not a dictionary of tensors")
-    _check_listed(file, names, tensors)
-    for name, tensor in tensors.items():
-        yield file, name, tensor
-
-
-def _check_listed(file: Path, names: list[str] | None, in_file: Iterable[str]) -> None:
-    """Raises CheckpointError if one of `names` is not in the file. `names` is None without an index."""
-    missing = set(names or ()) - set(in_file)
-    if missing:
-        raise CheckpointError(f"{file}: missing tensor {sorted(missing)[0]!r}, which the index says is here")

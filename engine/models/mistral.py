@@ -9,13 +9,15 @@ from engine.models.windowed import Model, WindowedConfig, with_windows
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
-# Defaults of Hugging Face's MistralConfig, for fields that config.json leaves out; and it has no biases.
+# Defaults of Hugging Face's MistralConfig, for fields that config.json leaves out.
 DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
-NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+NO_BIASES = {"attention_bias": False, "mlp_bias": False}  # as in the library, whatever config.json says
 
 
 def config_from(raw: dict) -> WindowedConfig:
-    """Translate Mistral's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` does."""
+    """Translate Mistral's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` and
+    `with_windows` do.
+    """
     settings = DEFAULTS | raw | NO_BIASES
     config = llama.config_from(settings)
     return with_windows(config, [settings["sliding_window"]] * config.num_layers)

@@ -11,28 +11,36 @@ import torch
 from engine.models import llama, windowed
 from engine.models.llama import PREFIX, REDUNDANT
 from engine.models.weights import Place
-from engine.models.windowed import KINDS, WindowedConfig, windows_of, with_windows
+from engine.models.windowed import FULL, SLIDING, WindowedConfig, windows_of, with_windows
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
 # Defaults of Hugging Face's Qwen2Config, for fields that config.json leaves out.
 DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+# What the library's model does, whatever config.json says. Without `head_dim`, Llama's D / Hq is taken.
+FIXED = {"attention_bias": True, "mlp_bias": False, "head_dim": None}
 
 
 def config_from(raw: dict) -> WindowedConfig:
-    """Translate Qwen2's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` does."""
-    settings = DEFAULTS | raw | {"attention_bias": True, "mlp_bias": False, "head_dim": None}
+    """Translate Qwen2's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` and
+    `windows_of` do.
+    """
+    settings = DEFAULTS | raw | FIXED
     config = llama.config_from(settings)
     window = settings["sliding_window"] if settings.get("use_sliding_window") else None
-    first, layers = settings["max_window_layers"], range(config.num_layers)
-    kinds = settings.get("layer_types") or [list(KINDS)[layer >= first] for layer in layers]
-    return with_windows(config, windows_of(kinds, window, config.num_layers))
+    layer_types = settings.get("layer_types")
+    if not layer_types:  # then the layers from `max_window_layers` on have a window
+        first_sliding = settings["max_window_layers"]
+        layer_types = [SLIDING if i >= first_sliding else FULL for i in range(config.num_layers)]
+    return with_windows(config, windows_of(layer_types, window, config.num_layers))
 
 
 class Model(windowed.Model):
-    """The biases are those of `qkv`; attention's output layer has none."""
+    """A Llama with biases in `qkv`, but not in attention's output layer."""
 
-    def __init__(self, config, device="cpu", dtype=torch.float32) -> None:
+    def __init__(
+        self, config: WindowedConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(config, device, dtype)
         for block in cast(list[llama.Block], list(self.blocks)):
             block.attention.proj.bias = None  # type: ignore[assignment]  # removes it (weights.Module)

@@ -1,10 +1,12 @@
 """Our `attend` as an attention function of the library transformers. Extension C.
 
-Hugging Face's models look up their attention by name (`AttentionInterface`). Under the name NAME they get
-`attention`, which hands q, k and v of the flat token row to the `attend` of the step. What a layer wants
-beside them arrives as arguments: a scale, a soft cap, sinks. Each is passed on. An argument that this module
-does not know is refused, since dropping it could change the result without a word. Masks never arrive: which
-token sees which is the business of `attend`, and transformers_survey.py has compared both beforehand.
+Hugging Face's models look up their attention by name (`AttentionInterface`). Under the name NAME they find
+`attention`, which calls the `attend` of the step with q, k and v of the flat token axis. What else a layer
+needs arrives as keyword arguments: a scale, a soft cap, sinks. These are passed on as extras. An argument
+that this module does not know is refused, since leaving it out could change the result without an error.
+
+No mask arrives here, since `attend` decides which token sees which. transformers_survey.py has compared both
+before the weights were read.
 """
 
 from typing import Any
@@ -16,11 +18,11 @@ from engine.attention.extras import PLAIN, AttentionExtras, attend_with
 from engine.attention.interface import Attend
 
 NAME = "ruvon"  # of our attention function in transformers
-# Arguments that change nothing here, and the values with which they do not. None: any value.
+# Arguments that change nothing here, each with the values for which this is so. None: any value.
 NEUTRAL: dict[str, tuple[Any, ...] | None] = {
-    "position_ids": None,  # the positions that the model was given: `attend` knows them
+    "position_ids": None,  # `attend` knows the positions
     "cache_position": None,
-    "use_cache": None,  # there is no cache of transformers'
+    "use_cache": None,  # the library's cache is not used
     "past_key_values": (None,),
     "past_key_value": (None,),
     "dropout": (0.0,),
@@ -34,40 +36,47 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 }
 
 
-class Step:
-    """Where the layers of one model find the `attend` of the step under way, and their windows."""
+class StepContext:
+    """What `attention` needs beside its arguments: the `attend` of the current step, and the layers' windows.
+
+    All layers of one model share one object, since the library calls `attention` without such arguments.
+    """
 
     def __init__(self, windows: tuple[int | None, ...] = ()) -> None:
-        self.attend: Attend | None = None
+        self.attend: Attend | None = None  # None between two steps
         self.windows = windows  # [L]: how many tokens a layer sees; None: all
 
-    def attach(self, body: nn.Module) -> None:
-        """Let every module of `body` that knows its layer's number find this object."""
-        for module in body.modules():
-            if hasattr(module, "layer_idx"):
-                module.ruvon_step = self  # type: ignore[assignment]  # nn.Module declares tensors and modules
+
+def attach(decoder: nn.Module, step: Any) -> None:
+    """Give `step`, as `ruvon_step`, to every module of `decoder` that knows its layer's number. It is a
+    StepContext, or what the survey has in its place.
+    """
+    for module in decoder.modules():
+        if hasattr(module, "layer_idx"):
+            module.ruvon_step = step
 
 
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
 ) -> tuple[Tensor, None]:
     """query[1, Hq, T, Dh], key[1, Hkv, T, Dh], value[1, Hkv, T, Dv] -> ([1, T, Hq, Dv], None). The None
-    stands for the weights of the attention, which nobody asks for. Values smaller than keys (DeepSeek's) are
-    stored with zeros behind them, since keys and values have one size in our caches.
+    stands in place of the attention weights, which no caller asks for.
 
-    Raises ValueError, which names the argument, for one that is not supported.
+    Values that are smaller than keys (DeepSeek's) are padded with zeros, since keys and values have one size
+    in our caches. Raises ValueError, which names the argument, for an argument that is not supported.
     """
-    step: Step = module.ruvon_step
+    context: StepContext = module.ruvon_step
     layer = module.layer_idx
-    assert step.attend is not None, "a layer attends outside of a step"
-    extras = extras_of(options, query.shape[-1], step.windows[layer])
-    if extras.scale is not None and not needs_extras(extras):
-        query, extras = query * (extras.scale * query.shape[-1] ** 0.5), PLAIN  # any `attend` divides by √Dh
+    assert context.attend is not None, "a layer attends outside of a step"
     Dh, Dv = query.shape[-1], value.shape[-1]
+    extras = extras_of(options, Dh, context.windows[layer])
+    if extras.scale is not None and not needs_extras(extras):
+        # Every `attend` divides by √Dh. With the rest of the scale in the queries, any `attend` will do.
+        query, extras = query * (extras.scale * Dh**0.5), PLAIN
     if Dv < Dh:
         value = F.pad(value, (0, Dh - Dv))
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))  # [T, Hq, Dh], [T, Hkv, Dh]
-    out = attend_with(step.attend, layer, q, k, v, extras)  # [T, Hq, Dh]
+    out = attend_with(context.attend, layer, q, k, v, extras)  # [T, Hq, Dh]
     return out[None, :, :, :Dv], None
 
 
@@ -77,9 +86,9 @@ def needs_extras(extras: AttentionExtras) -> bool:
 
 
 def extras_of(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionExtras:
-    """What a layer wants beside q, k and v, from the arguments of an attention function of transformers.
+    """The extras of a layer, from the keyword arguments of its call of `attention`. A scale of 1/√Dh is none.
 
-    Raises ValueError, which names the argument, for one that is not supported.
+    Raises ValueError, which names the argument, for an argument that is not supported.
     """
     scale, softcap, sinks = None, None, None
     for name, value in options.items():
@@ -90,9 +99,19 @@ def extras_of(options: dict[str, Any], head_dim: int, window: int | None) -> Att
             softcap = None if value is None else float(value)
         elif name == "s_aux":
             sinks = value
-        elif name not in NEUTRAL:
-            if value is not None:
-                raise ValueError(f"the attention's argument {name!r} is not supported")
-        elif (values := NEUTRAL[name]) is not None and not any(value == other for other in values):
-            raise ValueError(f"the attention's argument {name}={value!r} is not supported")
+        else:
+            _refuse_unless_neutral(name, value)
     return AttentionExtras(scale, window, softcap, sinks)
+
+
+def _refuse_unless_neutral(name: str, value: Any) -> None:
+    """Raises ValueError if the argument could change the result: if its name or its value is not in NEUTRAL.
+    An unknown argument that is None is accepted, since it asks for nothing.
+    """
+    if name not in NEUTRAL:
+        if value is not None:
+            raise ValueError(f"the attention's argument {name!r} is not supported")
+        return
+    neutral_values = NEUTRAL[name]
+    if neutral_values is not None and not any(value == neutral for neutral in neutral_values):
+        raise ValueError(f"the attention's argument {name}={value!r} is not supported")

@@ -1,8 +1,9 @@
-"""Classes of the installed library transformers for a config.json: refused, built, and filled. Extension C.
+"""Models of the installed library transformers for a config.json: refused, built, and filled. Extension C.
 
-Promises that nothing is downloaded and no code of a checkpoint's is run: `model_type` chooses a class of the
-library, and entries of config.json that name code, kernels or files have no effect. The library is imported
-in functions, because it is optional and slow to import.
+Promises that nothing is downloaded, and that no code of a checkpoint is run: `model_type` chooses a class of
+the library, and entries of config.json that name code, kernels or files have no effect. The library is
+imported in functions, because it is optional and slow to import. In names, `causal_lm` is the library's model
+for text generation: a decoder and an output layer.
 """
 
 import logging
@@ -18,19 +19,19 @@ from torch import Tensor, nn
 from engine.models.checkpoint import CheckpointError
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
-from engine.models.transformers_survey import survey_attention, survey_mask
+from engine.models.transformers_survey import first_line, survey_attention, survey_mask
 
-# Entries of config.json that would name code to run, kernels to download, or outputs that nobody reads.
+# Entries of config.json that would name code to run, kernels to download, or outputs that are not used here.
 IGNORED = (
     "auto_map", "attn_implementation", "_attn_implementation", "experts_implementation",
     "_experts_implementation", "fusion_config", "distributed_config", "transformers_weights", "use_kernels",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_return_dict",
 )  # fmt: skip
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+LAYER_TYPES = {"full_attention", "sliding_attention"}  # that our `attend` can serve
 
 
 def library_config(raw: dict) -> Any:
-    """The library's configuration object for a config.json.
+    """The library's configuration object for a config.json, given as `raw`.
 
     Raises CheckpointError if the library is not installed, does not know this model_type, refuses a value, or
     has no decoder of text for it.
@@ -52,13 +53,12 @@ def library_config(raw: dict) -> Any:
         try:
             config = CONFIG_MAPPING[model_type].from_dict(entries)
         except Exception as error:  # the library raises many kinds for a value that it refuses
-            first_line, *_ = str(error).splitlines() or [""]
-            raise CheckpointError(f"transformers refuses this model: {first_line:.200}") from None
-    _refuse(config)
+            raise CheckpointError(f"transformers refuses this model: {first_line(error):.200}") from None
+    _refuse_unsupported(config)
     return config
 
 
-def _refuse(config: Any) -> None:
+def _refuse_unsupported(config: Any) -> None:
     """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError("it has an encoder beside its decoder")
@@ -69,8 +69,8 @@ def _refuse(config: Any) -> None:
         raise CheckpointError("it generates no text in transformers")
     if getattr(causal_class, "_is_stateful", False):
         raise CheckpointError("it keeps a state beside keys and values (state-space or linear attention)")
-    if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES):
-        raise CheckpointError(f"layer_types has {', '.join(map(repr, kinds))}")
+    if unsupported := sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES):
+        raise CheckpointError(f"layer_types has {', '.join(map(repr, unsupported))}")
     if getattr(config, "num_kv_shared_layers", 0):
         raise CheckpointError(
             f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys"
@@ -85,83 +85,84 @@ def _causal_class(config: Any) -> Any:
 
 
 def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention_name: str = NAME) -> Any:
-    """The library's model, without values in its weights. Raises CheckpointError if it cannot be built."""
+    """The library's model of a configuration, without values in its weights. `attention_name`: NAME or
+    SURVEY_NAME. Raises CheckpointError if the model cannot be built.
+    """
     from transformers.initialization import no_init_weights
 
     _register()
     with quiet(), no_init_weights(), torch.device(device):
         try:
-            causal = _causal_class(config)._from_config(
+            causal_lm = _causal_class(config)._from_config(
                 config, dtype=dtype, attn_implementation=attention_name
             )
-        except Exception as error:  # of the library's own code, whatever it may raise
+        except Exception as error:  # the library's code may raise any error
             if isinstance(error, KeyError) and error.args == (attention_name,):
                 raise CheckpointError("its attention is chosen from a list of its own") from None
-            first_line, *_ = str(error).splitlines() or [""]
             name = _causal_class(config).__name__
             raise CheckpointError(
-                f"{name} cannot be built: {type(error).__name__}: {first_line:.200}"
+                f"{name} cannot be built: {type(error).__name__}: {first_line(error):.200}"
             ) from None
-    causal.tie_weights()
-    return causal.eval().requires_grad_(False)
+    causal_lm.tie_weights()
+    return causal_lm.eval().requires_grad_(False)
 
 
 def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]], folder: Path) -> Any:
-    """The library's model on the CPU, filled with the tensors of a checkpoint, which the library puts into
-    their places, renamed and joined as it wants them.
+    """The library's model on the CPU, filled with the checkpoint's `tensors`: (file, name, tensor) each. The
+    library renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
     """
     _register()
     with quiet():
         try:
-            causal, found = _causal_class(config).from_pretrained(
+            causal_lm, report = _causal_class(config).from_pretrained(
                 None,
                 config=config,
                 state_dict={name: tensor for _, name, tensor in tensors},
                 dtype=dtype,
                 attn_implementation=NAME,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # to name them, below
+                ignore_mismatched_sizes=True,  # `_refuse_incomplete` refuses them by name
             )
-        except Exception as error:  # of the library's own code, whatever it may raise
-            first_line, *_ = str(error).splitlines() or [""]
+        except Exception as error:  # the library's code may raise any error
             raise CheckpointError(
-                f"{folder}: transformers cannot read the weights: {first_line:.300}"
+                f"{folder}: transformers cannot read the weights: {first_line(error):.300}"
             ) from None
-    _refuse_findings(found, {name: file for file, name, _ in tensors}, folder)
-    with torch.no_grad():
-        for parameter in causal.parameters():  # else the file's own pages would be the weights
-            parameter.data = parameter.data.clone()
-    return causal.eval().requires_grad_(False)
+    _refuse_incomplete(report, {name: file for file, name, _ in tensors}, folder)
+    return causal_lm.eval().requires_grad_(False)
 
 
-def _refuse_findings(found: dict[str, Any], files: dict[str, Path], folder: Path) -> None:
-    """Raises CheckpointError if the library's report of a load has anything to say."""
-    for name, shape, needed in sorted(found["mismatched_keys"]):
+def _refuse_incomplete(report: dict[str, Any], files: dict[str, Path], folder: Path) -> None:
+    """Raises CheckpointError if the library's report of a load has a tensor of another shape, one that is
+    missing or has no place, or an error. `files`: each tensor's file, by the tensor's name.
+    """
+    for name, shape, needed in sorted(report["mismatched_keys"]):
         raise CheckpointError(
             f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
-    if unexpected := sorted(found["unexpected_keys"]):
+    if unexpected := sorted(report["unexpected_keys"]):
         file = files.get(unexpected[0], folder)
         raise CheckpointError(f"{file}: tensor {unexpected[0]!r} has no place in this model")
-    if errors := found.get("error_msgs"):
+    if errors := report.get("error_msgs"):
         raise CheckpointError(f"{folder}: transformers cannot read the weights: {str(errors)[:300]}")
 
 
-def decoder_of(causal: Any) -> nn.Module:
-    """The part of the library's model that computes hidden states from token ids."""
-    decoder = causal.get_decoder()
-    if decoder is None or decoder is causal:
-        raise CheckpointError(f"{type(causal).__name__} is not made of a decoder and an output layer")
+def decoder_of(causal_lm: Any) -> nn.Module:
+    """The part of the library's model that computes hidden states from token ids. Raises CheckpointError if
+    the model has no such part.
+    """
+    decoder = causal_lm.get_decoder()
+    if decoder is None or decoder is causal_lm:
+        raise CheckpointError(f"{type(causal_lm).__name__} is not made of a decoder and an output layer")
     return decoder
 
 
 def _register() -> None:
-    """Tell the library our attention functions by name. Its own stay as they are."""
+    """Add our attention functions to those of the library, by name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
@@ -171,8 +172,8 @@ def _register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's warnings and progress bars from the terminal inside the block: what matters in them
-    is raised as an error.
+    """Inside this context, the library prints no warnings and no progress bars. What matters in them is
+    raised as an error.
     """
     from transformers.utils import logging as library_logging
 

@@ -102,9 +102,13 @@ class Filler:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape that the tensor `name`, which has a place, needs."""
         place = self.places[name]
-        target = self.parameters[place.parameter]
-        target = target if place.rows is None else target[place.rows]
-        return tuple(target.T.shape if place.transpose else target.shape)
+        rows = self._rows(place)
+        return tuple(rows.T.shape if place.transpose else rows.shape)
+
+    def _rows(self, place: Place) -> Tensor:
+        """The rows of a parameter that belong to this place: a view."""
+        parameter = self.parameters[place.parameter]
+        return parameter if place.rows is None else parameter[place.rows]
 
     def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
         """The parameter, or the rows of a parameter, that a tensor of `file` fills.
@@ -116,10 +120,6 @@ class Filler:
         """
         if name not in self.places:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
-        place = self.places[name]
-        target = self.parameters[place.parameter]
-        if place.rows is not None:
-            target = target[place.rows]
         shape, needed = tuple(tensor.shape), self.shape(name)
         if shape != needed:
             raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
@@ -128,7 +128,7 @@ class Filler:
                 f"{file}: tensor {name!r} is {tensor.dtype}, the model needs floating point"
             )
         self.empty.discard(name)
-        return target
+        return self._rows(self.places[name])
 
     @torch.no_grad()
     def fill(self, file: str, name: str, tensor: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Llama with a sliding window in some layers: what Mistral and Qwen2 share. Extension C.
 
-A layer with a window sees the last keys only, so its attention costs the same however long the text is.
-Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
+In a layer with a window, a query sees only the last keys, so its attention costs the same however long the
+text is. Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from engine.models import llama
 from engine.models.checkpoint import CheckpointError
 from engine.models.llama import LlamaConfig
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+
 
 @dataclass(frozen=True)
 class WindowedConfig(LlamaConfig):
@@ -24,22 +26,22 @@ class WindowedConfig(LlamaConfig):
     windows: tuple[int | None, ...] = ()  # [L]: a layer sees this many last tokens; None: it sees all
 
 
-KINDS = {"full_attention": False, "sliding_attention": True}  # kind of layer -> whether it has a window
-
-
 def windows_of(layer_types: Sequence[str], window: int | None, num_layers: int) -> list[int | None]:
-    """The windows[L] of layers of these kinds. Raises CheckpointError for another kind, or for too few."""
-    if unknown := sorted(set(layer_types) - set(KINDS)):
+    """The windows[L] of layers of these kinds: `window` for SLIDING, and None for FULL.
+
+    Raises CheckpointError for another kind, or if there are not `num_layers` kinds.
+    """
+    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
         raise CheckpointError(
-            f"layer_types has {', '.join(unknown)}, which is not supported, only {', '.join(KINDS)}"
+            f"layer_types has {', '.join(unknown)}, which is not supported, only {FULL}, {SLIDING}"
         )
     if len(layer_types) != num_layers:
         raise CheckpointError(f"layer_types names {len(layer_types)} layers, and the model has {num_layers}")
-    return [window if KINDS[kind] else None for kind in layer_types]
+    return [window if kind == SLIDING else None for kind in layer_types]
 
 
 def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> WindowedConfig:
-    """The config with these windows[L]. A window as long as the longest sequence is none.
+    """The config with these windows[L]. A window that is as long as the longest sequence counts as None.
 
     Raises CheckpointError for a window that is no whole number from 1 on.
     """
@@ -47,10 +49,12 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
         if window is not None and not (type(window) is int and window > 0):
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
     windows = tuple(None if w is None or w >= config.max_positions else w for w in windows)
+    finite_windows = [window for window in windows if window is not None]
     settings = {spec.name: getattr(config, spec.name) for spec in fields(LlamaConfig)}
-    settings["attention_extras"] = any(windows)
-    longest = [w for w in windows if w is not None]
-    settings["window"] = max(longest) if longest and len(longest) == len(windows) else None
+    settings["attention_extras"] = bool(finite_windows)
+    # Old keys can be given back only if no layer sees them any more.
+    all_have_windows = bool(finite_windows) and len(finite_windows) == len(windows)
+    settings["window"] = max(finite_windows) if all_have_windows else None
     return WindowedConfig(**settings, windows=windows)
 
 
@@ -64,7 +68,9 @@ class Model(llama.Model):
         self.extras = [AttentionExtras(window=window) for window in config.windows]
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As Llama's. If a layer has a window, `attend` must have windows."""
+        """As Llama's. If a layer has a window, `attend` must be one that has windows; otherwise it raises
+        ValueError.
+        """
         if self.config.attention_extras:
             attend = with_extras(attend, self.extras)
         return super().forward(token_ids, positions, attend)

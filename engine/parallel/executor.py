@@ -1,7 +1,8 @@
 """Steps on several ranks: rank 0 sends each step to the other ranks, and all ranks compute it. Extension A.
 
 Every rank has a runner with its part of the model and of the KV cache, and all runners compute the same
-record. Only rank 0 schedules and chooses tokens.
+record. Only rank 0 schedules and chooses tokens. This module does not know how a model is divided
+(shards.py), nor how processes are started (launch.py).
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ from engine.parallel.orders import (
     ADAPTER,
     STEP,
     SequenceNumbers,
-    adapter_bytes,
-    adapter_from,
+    adapter_payload,
+    read_adapter_payload,
     read_orders,
-    step_bytes,
+    read_step_payload,
     step_from,
     step_numbers,
-    step_of,
+    step_payload,
 )
 from engine.requests.batch import Batch
 from engine.requests.step import Pending, StepResult
@@ -47,14 +48,15 @@ class LeadingExecutor:
         self.runner, self.workers = runner, workers
         self._sequences = SequenceNumbers()
         if slots is not None:
-            slots.on_assign.append(self._assign)
+            slots.on_assign.append(self._send_adapter)
 
     def submit(self, batch: Batch) -> Pending:
         """Start the step on all ranks, as `ModelRunner.submit` does on one. Raises RankLost."""
         numbers = step_numbers(batch, self._sequences.of(batch.ids))
-        with self.workers.together():
-            self.workers.tell(STEP, step_bytes(self.runner.way_number(batch), numbers))
-            return LedStep(self.runner.submit(batch), self.workers)
+        with self.workers.raising_rank_lost():
+            # The order goes out first, so that the other ranks begin while rank 0 prepares its own part.
+            self.workers.send_order(STEP, step_payload(self.runner.way_number(batch), numbers))
+            return StepOnAllRanks(self.runner.submit(batch), self.workers)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
         """Have `callback` called when another rank is lost, in a step or between two steps."""
@@ -65,22 +67,24 @@ class LeadingExecutor:
         self.runner.ways.clear()
         self.workers.stop()
 
-    def _assign(self, slot: int, adapter: Adapter) -> None:
-        self.workers.tell(ADAPTER, adapter_bytes(slot, adapter))
+    def _send_adapter(self, slot: int, adapter: Adapter) -> None:
+        self.workers.send_order(ADAPTER, adapter_payload(slot, adapter))
 
 
 @dataclass(frozen=True, slots=True)
-class LedStep:
+class StepOnAllRanks:
     """A `Pending` step that all ranks compute."""
 
-    step: SubmittedStep
+    step: SubmittedStep  # of rank 0's runner
     workers: Workers
 
     def result(self) -> StepResult:
-        """Wait for the result of rank 0's runner. Raises RankLost, also if the device still waits in a sum
-        for a rank that has ended or does not answer: nothing on the device can end such a wait.
+        """Wait for the result of rank 0's runner.
+
+        Raises RankLost, also if the device still waits in a sum for a rank that has ended or does not answer:
+        nothing on the device can end such a wait.
         """
-        with self.workers.together():
+        with self.workers.raising_rank_lost():
             self.workers.wait_for(self.step.is_done, SUM_SECONDS)
             return self.step.result()
 
@@ -103,15 +107,17 @@ def choose_nothing(logits: Logits, batch: Batch) -> Tensor:
     return torch.zeros(len(batch.rows.chosen), dtype=torch.long, device=logits.values.device)
 
 
-class ToldWay:
-    """The only `Way` of a rank that is told by which of its ways it computes a step.
+class WayByNumber:
+    """The only `Way` of ranks 1 and up: computes each step by the way whose number rank 0 has sent.
 
-    Ways make sums of different sizes: a graph also sums its rows of padding. So no rank but rank 0 decides,
-    which alone knows all of a step.
+    Two ways make sums of different sizes for the same step: a graph also sums its rows of padding. So all
+    ranks must take the same way, and only rank 0, which has the whole step, can choose it.
     """
 
     def __init__(self, ways: list[Way]) -> None:
-        self.ways, self.number = ways, 0
+        """`ways`: this rank's ways, in the order of rank 0's."""
+        self.ways = ways
+        self.number = 0  # the index in `ways` for the next step; `follow` sets it
 
     def fits(self, batch: Batch) -> bool:
         return True
@@ -126,11 +132,12 @@ def follow(runner: ModelRunner, slots: AdapterSlots | None, orders: IO[bytes]) -
     `slots`: this rank's adapter slots, or None without adapters. Raises any exception of a step.
     """
     (way,) = runner.ways
-    assert isinstance(way, ToldWay)  # `Rank.executor` has made it so
+    assert isinstance(way, WayByNumber)  # `Rank.executor` has made it so
     for kind, payload in read_orders(orders):
         if kind == STEP:
-            way.number, numbers = step_of(payload)
+            way.number, numbers = read_step_payload(payload)
             runner.submit(step_from(numbers))
         else:
             assert slots is not None  # rank 0 sends adapters only if all ranks have slots
-            slots.hold(*adapter_from(payload))
+            slot, adapter = read_adapter_payload(payload)
+            slots.hold(slot, adapter)

@@ -2,7 +2,7 @@
 
 torch.distributed moves the numbers: gloo between CPUs and between ranks that share a GPU, NCCL between GPUs.
 The ranks are processes of one machine, and listen on its loopback interface only. The ranks find each other
-through a file.
+through a file. This module does not know models or steps.
 """
 
 import os
@@ -27,7 +27,10 @@ CLOSE_SECONDS = 10  # the longest wait until the group is left
 class Group:
     """A group of `size` ranks, in which this process is rank `rank`, from 0 to `size` - 1.
 
-    All ranks must call the methods that move numbers in the same order. Each call waits for the slowest rank.
+    All ranks must call the methods that move numbers in the same order, with tensors of the same shapes. Each
+    call waits for the slowest rank. With gloo, a call raises RuntimeError if another rank has ended, or has
+    not made the same call in time. With NCCL, a call on a GPU only starts the work, and an error may come
+    later (`SUM_SECONDS`).
     """
 
     def __init__(self, rank: int, size: int, store: str, device: torch.device, backend: str) -> None:
@@ -42,8 +45,8 @@ class Group:
                 "shut that down first"
             )
         self.rank, self.size, self.device = rank, size, device
-        self._sums: dist.ProcessGroup | None = None
-        self._host: dist.ProcessGroup | None = None
+        self._step_group: dist.ProcessGroup | None = None  # for numbers on the device, in steps
+        self._load_group: dist.ProcessGroup | None = None  # for numbers on the host, at load
         try:
             self._join(store, backend)
         except BaseException:
@@ -51,6 +54,7 @@ class Group:
             raise
 
     def _join(self, store: str, backend: str) -> None:
+        """Wait for the other ranks, and make the connections to them."""
         device = self.device
         with _on_loopback():
             if device.type == "cuda":
@@ -62,58 +66,69 @@ class Group:
                 world_size=self.size,
                 timeout=timedelta(seconds=START_SECONDS),
             )
-            # Sums in steps are on the device. Numbers at load are on the host, go by gloo, and may take long.
+            # NCCL's time limit does not raise an error, but ends the process: it gets the longer limit.
             limit = SUM_SECONDS if backend == "gloo" else START_SECONDS
-            self._sums = dist.new_group(backend=backend, timeout=timedelta(seconds=limit))
-            self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=START_SECONDS))
-            self.sum(torch.zeros(1, device=device))  # the first sum makes the connections, on loopback
+            self._step_group = dist.new_group(backend=backend, timeout=timedelta(seconds=limit))
+            # A rank may load its weights minutes after another rank, so numbers at load may take long.
+            self._load_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=START_SECONDS))
+            # The first sum makes the connections, which must happen in this context.
+            self.all_reduce_sum(torch.zeros(1, device=device))
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Replace x, of any shape, by the sum over the ranks, and return x. Every rank has the same bits."""
-        dist.all_reduce(x, group=self._sums)
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
+        """Replace x, of any shape, by the sum over the ranks, and return x. Every rank gets the same bits.
+
+        Waits for up to SUM_SECONDS. Raises RuntimeError, as the class's docstring says.
+        """
+        dist.all_reduce(x, group=self._step_group)
         return x
 
-    def max(self, x: Tensor) -> Tensor:
-        """The maximum over the ranks of each number of x, as a new tensor. For loading, where a rank may come
-        minutes later: waits for up to START_SECONDS.
+    def all_reduce_max(self, x: Tensor) -> Tensor:
+        """The maximum over the ranks of each number of x, as a new tensor of the same shape on the same
+        device.
+
+        For loading, where a rank may come minutes later: waits for up to START_SECONDS. Raises RuntimeError
+        if another rank has ended or has not come by then.
         """
         on_host = x.to("cpu", copy=True)
-        dist.all_reduce(on_host, dist.ReduceOp.MAX, group=self._host)
+        dist.all_reduce(on_host, dist.ReduceOp.MAX, group=self._load_group)
         return on_host.to(x.device)
 
-    def broadcast(self, x: Tensor) -> Tensor:
-        """Replace x by rank 0's numbers, and return x."""
-        dist.broadcast(x, 0, group=self._sums)
-        return x
-
-    def smallest(self, number: int) -> int:
-        """The minimum of `number` over the ranks."""
+    def all_reduce_min(self, number: int) -> int:
+        """The minimum of `number` over the ranks. Waits and raises as `all_reduce_max` does."""
         x = torch.tensor([number])
-        dist.all_reduce(x, dist.ReduceOp.MIN, group=self._host)
+        dist.all_reduce(x, dist.ReduceOp.MIN, group=self._load_group)
         return int(x)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replace x, of any shape, by rank 0's numbers, and return x. Waits and raises as `all_reduce_sum`
+        does.
+        """
+        dist.broadcast(x, 0, group=self._step_group)
+        return x
 
     def close(self) -> None:
         """Leave the group, without a wait for the other ranks."""
         if dist.is_initialized():
-            # NCCL waits for sums on the device, and one whose rank has ended never returns.
+            # Leaving waits for sums on the device, and a sum whose other rank has ended never returns. So a
+            # thread leaves, and is left alone after CLOSE_SECONDS.
             leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
             leaving.start()
             leaving.join(CLOSE_SECONDS)
-        self._sums = self._host = None  # closes their connections
+        self._step_group = self._load_group = None  # closes their connections
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
     """In this context, new connections use the loopback interface, which other machines cannot reach."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, loopback))
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    values_before = {variable: os.environ.get(variable) for variable in variables}
+    os.environ.update(dict.fromkeys(variables, loopback))
     try:
         yield
     finally:
-        for name, value in before.items():
+        for variable, value in values_before.items():
             if value is None:
-                del os.environ[name]
+                del os.environ[variable]
             else:
-                os.environ[name] = value
+                os.environ[variable] = value

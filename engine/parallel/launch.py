@@ -56,30 +56,31 @@ class Workers:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="ruvon-")  # mode 0700: no other user may read it
         self.store = os.path.join(self._folder.name, "ranks")  # for `Group`
-        self._lost: str | None = None  # why a rank is lost; None while none is
+        self._lost_reason: str | None = None  # why a rank is lost; None while no rank is
         self._on_lost: list[Callable[[RankLost], None]] = []
-        self._at_end: list[Callable[[], None]] = []
+        self._on_stop: list[Callable[[], None]] = []
         self._stopping, self._lock = False, threading.Lock()
-        self._ended = threading.Event()  # set when a process has ended by itself
+        self._is_lost = threading.Event()  # set as soon as `_lost_reason` is
         self._process_id = os.getpid()
-        # The system closes `_life`, this process's end of the pipe, when this process ends in any way. The
-        # other processes see that, and end, too.
-        read_end, self._life = _pipe()
+        # When this process ends in any way, the system closes its end of this pipe. The other processes see
+        # that, and end, too.
+        read_end, self._lifeline = _pipe()
         self.workers: list[Worker] = []
         atexit.register(self.stop)
         try:
             for rank in range(1, size):
                 self.workers.append(_start(rank, read_end))
         except BaseException as error:
-            self._lose(f"a process cannot be started: {error_text(error)}")
+            self._mark_lost(f"a process cannot be started: {error_text(error)}")
             self.stop()
             raise
         finally:
             os.close(read_end)
         for worker in self.workers:
-            hello = {"rank": worker.rank, "size": size, "store": self.store} | dict(options(worker.rank))
+            start_options: dict[str, Any] = {"rank": worker.rank, "size": size, "store": self.store}
+            start_options |= options(worker.rank)
             with suppress(OSError):  # the process has ended already, which `_watch` reports
-                worker.orders.write(json.dumps(hello, default=str).encode() + b"\n")
+                worker.orders.write(json.dumps(start_options, default=str).encode() + b"\n")
                 worker.orders.flush()
             threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
 
@@ -90,37 +91,37 @@ class Workers:
         for worker in self.workers:
             while (line := worker.output.readline()) != READY:
                 if not line:
-                    raise RankLost(
-                        f"rank {worker.rank} has ended at its start: {_how(worker.process.wait())}"
-                    )
+                    how = _exit_text(worker.process.wait())
+                    raise RankLost(f"rank {worker.rank} has ended at its start: {how}")
 
-    def tell(self, kind: int, payload: bytes = b"") -> None:
+    def send_order(self, kind: int, payload: bytes = b"") -> None:
         """Send an order to all ranks. `kind` is one of orders.py's. Raises RankLost."""
-        with self.together():
+        with self.raising_rank_lost():
             for worker in self.workers:
                 write_order(worker.orders, kind, payload)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raising_rank_lost(self) -> Iterator[None]:
         """A context for work that all ranks do. Raises RankLost for any Exception inside, and at the start if
         a rank is lost already.
         """
         if os.getpid() != self._process_id:  # the ranks would wait for the sums of two processes
             raise RankLost("this process was forked from the one that made the engine, whose ranks these are")
-        if self._lost:
-            raise RankLost(self._lost)
+        if self._lost_reason:
+            raise RankLost(self._lost_reason)
         try:
             yield
         except Exception as error:
-            self._ended.wait(CAUSE_SECONDS)  # if another rank has ended, report its end as the cause
-            raise self._lose(f"rank 0 cannot go on: {error_text(error)}") from error
+            # If another rank has ended, its end is the cause of this error, and is reported in its place.
+            self._is_lost.wait(CAUSE_SECONDS)
+            raise self._mark_lost(f"rank 0 cannot go on: {error_text(error)}") from error
 
     def wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Wait until `is_done()`. Raises RuntimeError if a rank is lost meanwhile, or after `seconds`."""
         end = time.monotonic() + seconds
         while not is_done():
-            if self._lost:
-                raise RuntimeError(self._lost)
+            if self._lost_reason:
+                raise RuntimeError(self._lost_reason)
             if time.monotonic() > end:
                 raise RuntimeError(f"a step has not ended in {seconds} s: a rank does not answer")
             time.sleep(0)  # other threads may run
@@ -129,13 +130,13 @@ class Workers:
         """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already."""
         with self._lock:
             self._on_lost.append(callback)
-            lost = self._lost
-        if lost:
-            callback(RankLost(lost))
+            reason = self._lost_reason
+        if reason:
+            callback(RankLost(reason))
 
-    def at_end(self, callback: Callable[[], None]) -> None:
+    def on_stop(self, callback: Callable[[], None]) -> None:
         """Have `callback` called at the end of `stop`."""
-        self._at_end.append(callback)
+        self._on_stop.append(callback)
 
     def stop(self) -> None:
         """Send the order to stop, wait up to STOP_SECONDS for each process, and kill a process that is left.
@@ -149,7 +150,7 @@ class Workers:
         if not is_first:
             return
         for worker in self.workers:
-            if self._lost:  # this rank may wait for a sum that will never come
+            if self._lost_reason:  # this rank may wait for a sum that will never come
                 worker.process.kill()
             with suppress(OSError):
                 write_order(worker.orders, STOP)
@@ -162,64 +163,67 @@ class Workers:
                 worker.process.kill()
                 worker.process.wait()
             worker.output.close()
-        os.close(self._life)
-        self._lost = self._lost or "the engine has been shut down"
+        os.close(self._lifeline)
+        self._lost_reason = self._lost_reason or "the engine has been shut down"
         self._folder.cleanup()
-        for callback in self._at_end:
+        for callback in self._on_stop:
             callback()
 
     def _watch(self, worker: Worker) -> None:
         """Wait until a process ends. Unless `stop` was called, its rank is lost."""
         code = worker.process.wait()
         if not self._stopping:
-            self._lose(f"rank {worker.rank} (process {worker.process.pid}) has ended: {_how(code)}")
-            self._ended.set()
+            how = _exit_text(code)
+            self._mark_lost(f"rank {worker.rank} (process {worker.process.pid}) has ended: {how}")
 
-    def _lose(self, why: str) -> RankLost:
+    def _mark_lost(self, reason: str) -> RankLost:
         """Note that a rank is lost, and call the callbacks of `on_lost`. Returns a RankLost with the first
         reason, which the later ones do not replace.
         """
         with self._lock:
-            is_first = self._lost is None
-            self._lost = self._lost or why
+            is_first = self._lost_reason is None
+            self._lost_reason = self._lost_reason or reason
             callbacks = list(self._on_lost) if is_first and not self._stopping else []
-        error = RankLost(self._lost)
+        self._is_lost.set()  # before the callbacks: one may wait for a thread that waits for this
+        error = RankLost(self._lost_reason)
         for callback in callbacks:
             callback(error)
         return error
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe: its read end, its write end. Neither has the number of a standard file: if this process has its
-    own closed, the numbers are free, but in the new process they get other files.
+    """Make a pipe -> the file descriptors of its read end and its write end, 3 or higher each.
+
+    If this process has closed one of its standard files (descriptors 0 to 2), `os.pipe` may give out that
+    number. The new process would then get a standard file of its own in place of the pipe's end.
     """
     from fcntl import F_DUPFD_CLOEXEC, fcntl  # here, since Windows has none
 
-    low = os.pipe()
-    read_end, write_end = (fcntl(end, F_DUPFD_CLOEXEC, 3) for end in low)
-    for end in low:
+    ends = os.pipe()
+    read_end, write_end = (fcntl(end, F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
         os.close(end)
     return read_end, write_end
 
 
-def _start(rank: int, life: int) -> Worker:
-    """Start a rank's process, which imports this package from the same folder as this process. `life` is the
-    read end of the pipe whose closing tells the process that rank 0 has ended.
+def _start(rank: int, lifeline: int) -> Worker:
+    """Start a rank's process, which imports this package from the same folder as this process. `lifeline` is
+    the read end of the pipe whose closing tells the process that rank 0 has ended.
     """
     folders = [str(Path(engine.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", WORKER, str(life)],  # -P: no module comes from the working directory
+        [sys.executable, "-P", "-m", WORKER, str(lifeline)],  # -P: do not import from the current folder
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if sys.__stderr__ else subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
-        pass_fds=[life],
+        pass_fds=[lifeline],
     )
     assert process.stdin is not None
     assert process.stdout is not None
     return Worker(rank, process, process.stdin, process.stdout)
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     """How a process with this return code ended, in words; a negative code is a signal's."""
     return f"exit code {code}" if code >= 0 else f"signal {-code}"

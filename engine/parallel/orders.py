@@ -31,12 +31,12 @@ class SequenceNumbers:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}  # by id, for the sequences of the last step
-        self._next = count()
+        self._counter = count()
 
     def of(self, ids: tuple[str, ...]) -> list[int]:
         """The numbers of a step's sequences, in the order of `ids`: [S]."""
         last = self._numbers
-        self._numbers = {seq_id: last[seq_id] if seq_id in last else next(self._next) for seq_id in ids}
+        self._numbers = {seq_id: last[seq_id] if seq_id in last else next(self._counter) for seq_id in ids}
         return list(self._numbers.values())
 
 
@@ -111,19 +111,24 @@ def step_from(numbers: np.ndarray) -> Batch:
     )
 
 
-def step_bytes(way: int, numbers: np.ndarray) -> bytes:
-    """The payload of a step's order: the number of the way that computes it, then `step_numbers`."""
+def step_payload(way: int, numbers: np.ndarray) -> bytes:
+    """The payload of a step's order: the number of the way that computes the step, then `step_numbers`."""
     return np.concatenate([[way], numbers]).astype(np.int64).tobytes()
 
 
-def step_of(payload: bytes) -> tuple[int, np.ndarray]:
-    """Read what `step_bytes` wrote: the number of the way, and the numbers for `step_from`."""
-    way, *_ = numbers = np.frombuffer(bytearray(payload), dtype=np.int64)
-    return int(way), numbers[1:]
+def read_step_payload(payload: bytes) -> tuple[int, np.ndarray]:
+    """Read what `step_payload` wrote -> the number of the way, and the numbers for `step_from`."""
+    # A copy that can be written to: torch warns about arrays that cannot.
+    numbers = np.frombuffer(bytearray(payload), dtype=np.int64)
+    return int(numbers[0]), numbers[1:]
 
 
-def adapter_bytes(slot: int, adapter: Adapter) -> bytes:
-    """Write a whole adapter, and the number of its slot, as a safetensors file."""
+def adapter_payload(slot: int, adapter: Adapter) -> bytes:
+    """The payload of an adapter's order, as a safetensors file: the whole adapter and the number of its slot.
+
+    "slot", "rank" and "scale" are one number each. Part i of layer NAME has the tensors "NAME/i/A" and
+    "NAME/i/B", and "NAME/i/rows" with the ends of a slice if it changes only some rows of the layer.
+    """
     tensors = {"slot": torch.tensor(slot), "rank": torch.tensor(adapter.rank)}
     tensors["scale"] = torch.tensor(adapter.scale, dtype=torch.double)
     for name, parts in adapter.layers.items():
@@ -134,16 +139,19 @@ def adapter_bytes(slot: int, adapter: Adapter) -> bytes:
     return save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def adapter_from(data: bytes) -> tuple[int, Adapter]:
-    """Read what `adapter_bytes` wrote: the slot and the adapter."""
-    tensors = load(data)
+def read_adapter_payload(payload: bytes) -> tuple[int, Adapter]:
+    """Read what `adapter_payload` wrote -> the slot and the adapter."""
+    tensors = load(payload)
     slot, rank, scale = (tensors.pop(name).item() for name in ("slot", "rank", "scale"))
     layers: dict[str, tuple[Factors, ...]] = {}
-    for key in sorted(key for key in tensors if key.endswith("/A")):
-        prefix, (name, _, _) = key.removesuffix("A"), key.rsplit("/", 2)
-        bounds = tensors.get(f"{prefix}rows")
+    for key in sorted(tensors):
+        if not key.endswith("/A"):
+            continue
+        part = key.removesuffix("/A")
+        name = part.rpartition("/")[0]
+        bounds = tensors.get(f"{part}/rows")
         rows = None if bounds is None else slice(*bounds.tolist())
-        factors = Factors(tensors[key], tensors[f"{prefix}B"], rows)
+        factors = Factors(tensors[f"{part}/A"], tensors[f"{part}/B"], rows)
         layers[name] = (*layers.get(name, ()), factors)
     return int(slot), Adapter(int(rank), scale, layers)
 

@@ -6,7 +6,7 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.slots import AdapterSlots
 from engine.models.language_model import LanguageModel
 from engine.models.loader import Sharding
-from engine.parallel.executor import LeadingExecutor, SharedTokens, ToldWay, choose_nothing
+from engine.parallel.executor import LeadingExecutor, SharedTokens, WayByNumber, choose_nothing
 from engine.parallel.group import Group
 from engine.parallel.launch import Workers
 from engine.parallel.shards import Shards
@@ -23,8 +23,9 @@ class Rank:
         self.sharding: Sharding = shards
         self.shard_adapter = shards.adapter
         self.row_max = partial(row_max, group)
-        self.smallest, self.sum = group.smallest, group.sum
+        self.all_reduce_sum, self.all_reduce_min = group.all_reduce_sum, group.all_reduce_min
         self.chooses = group.rank == 0
+        # Ranks on CPUs share the host's memory.
         self.num_on_host = 1 if group.device.type == "cuda" else group.size
 
     def join(self, model: LanguageModel) -> LanguageModel:
@@ -33,12 +34,13 @@ class Rank:
 
     def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
         """The executor of this rank. On rank 0, a `LeadingExecutor`, which sends each step to the others. On
-        another rank, `runner` itself, changed so that it chooses no tokens.
+        another rank, `runner` itself, changed so that it chooses no tokens and takes the ways that rank 0
+        sends. `slots`: this rank's adapter slots, or None without adapters.
         """
         if runner.last_tokens is not None:
             runner.last_tokens = SharedTokens(runner.last_tokens, self.group)
         if self.workers is not None:
             return LeadingExecutor(runner, self.workers, slots)
         runner.select, runner.scores = choose_nothing, []
-        runner.ways = [ToldWay(runner.ways)]
+        runner.ways = [WayByNumber(runner.ways)]
         return runner

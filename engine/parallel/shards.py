@@ -16,12 +16,13 @@ from torch import Tensor
 
 from engine.lora.adapter import Adapter, Factors
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import ModelConfig, architecture
+from engine.models.config import OURS, ModelConfig, architecture
 from engine.models.weights import Place
 
 DIVIDED = ("num_heads", "num_kv_heads", "intermediate_size")  # the config's fields that `size` divides
-# The second linear layer of attention and of the MLP. A block's other linear layers are cut by their outputs.
-CUT_BY_INPUTS = ("attention.proj", "mlp.down")
+# Ends of names: the second linear layer of attention and of the MLP; and what Hugging Face's plans call so
+# (Extension C). A block's other linear layers are cut by their outputs.
+CUT_BY_INPUTS = ("attention.proj", "mlp.down", "rowwise")
 MAX_SIZE = 64  # the largest number of ranks that an error message lists
 
 
@@ -29,8 +30,10 @@ def divide(config: ModelConfig, size: int) -> ModelConfig:
     """The config of one rank's part, where `size` ranks share the model.
 
     Raises CheckpointError if `size` does not divide a field of DIVIDED. The message names the field and the
-    sizes that are accepted.
+    sizes that are accepted. If another library computes the model, the model's module may raise it as well.
     """
+    if config.model_impl != OURS:
+        config = architecture(config.model_type, config.model_impl).for_ranks(config, size)
     for name in DIVIDED:
         if getattr(config, name) % size:
             raise CheckpointError(
@@ -75,7 +78,7 @@ class Shards:
         """The config of this rank's part. Remembers which parameters hold several matrices, for `adapter`.
         Raises CheckpointError, as `divide` does.
         """
-        places = architecture(config.model_type).places(config)
+        places = architecture(config.model_type, config.model_impl).places(config)
         self._matrices = {place.parameter: place.matrices for place in places.values()}
         return divide(config, self.size)
 
@@ -107,12 +110,12 @@ class Shards:
         outputs, B[out, r] is cut.
         """
         layers = {
-            name: tuple(self._factors(name, factors) for factors in parts)
+            name: tuple(self._shard_factors(name, factors) for factors in parts)
             for name, parts in adapter.layers.items()
         }
         return replace(adapter, layers=layers)
 
-    def _factors(self, layer: str, factors: Factors) -> Factors:
+    def _shard_factors(self, layer: str, factors: Factors) -> Factors:
         if layer.endswith(CUT_BY_INPUTS):
             return replace(factors, A=cut(factors.A, 1, self.rank, self.size))
         rows = factors.rows

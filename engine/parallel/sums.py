@@ -1,4 +1,4 @@
-"""The sum over the ranks, behind the layers that are cut by their inputs. Extension A."""
+"""The sum over the ranks, after the layers that are cut by their inputs. Extension A."""
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ class SumOverRanks(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x[T, in / N] -> [T, out], the same on every rank."""
-        return self.group.sum(self.inner(x))
+        return self.group.all_reduce_sum(self.inner(x))
 
 
 class NoLogits(Module):
@@ -54,4 +54,4 @@ def row_max(group: Group, name: str, weight: Tensor) -> Tensor | None:
     """
     if not name.endswith(CUT_BY_INPUTS):
         return None
-    return group.max(weight.abs().amax(1))
+    return group.all_reduce_max(weight.abs().amax(1))

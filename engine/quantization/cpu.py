@@ -129,7 +129,7 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
     if missing_bytes:  # `pad` copies the tensor even if nothing is missing
         packed = F.pad(packed, (0, missing_bytes))
     aten_fits = bias.dtype is ATEN_DTYPE and len(packed) % 16 == 0  # PyTorch's kernel needs N in sixteens
-    kernel = _aten_by_groups if aten_fits else _halves
+    kernel = _aten_by_groups if aten_fits else _even_and_odd
     padded = kernel(packed, scale, low, bias, group_size)
     if padded_K == K:
         return padded
@@ -139,7 +139,7 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
     return Packed(lambda x: padded.product(F.pad(x, (0, padded_K - K))), own_bytes)
 
 
-def _halves(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """`by_groups` computed by PyTorch's plain products, with weights that are made from the codes in pieces.
 
     The even columns of x are multiplied by the lower halves of the bytes, and the odd columns by the upper

@@ -36,15 +36,16 @@ def max_activation_level() -> int:
     if not is_available():
         return 127
     _swallow_deprecation_warnings()
-    product = _prepacked(torch.full((1, 64), 127, dtype=torch.int8), max_level=127)
+    product = _stable_api_product(torch.full((1, 64), 127, dtype=torch.int8), max_level=127)
     return 127 if abs(float(product(torch.ones(1, 64), 1.0)) - 64 * 127) < 1 else 63
 
 
 def int8_product(codes: Tensor, max_level: int) -> Product:
     """codes[N, K] in int8 -> the product with these codes, as the module's docstring defines the product."""
     _swallow_deprecation_warnings()
-    lean = hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation")
-    return _lean(codes, max_level) if lean else _prepacked(codes, max_level)
+    if hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+        return _low_overhead_product(codes, max_level)
+    return _stable_api_product(codes, max_level)
 
 
 @cache
@@ -52,18 +53,18 @@ def _swallow_deprecation_warnings() -> None:
     """Call each deprecated function of torch once, with its warning ignored.
 
     torch warns at the first call of a function only. So later calls do not warn, and no warning filter stays
-    behind in the user's process. `_lean` has the lowest cost per call, and torch 2.11 to 2.13 have its
-    functions. torch will keep the functions of `_prepacked`.
+    behind in the user's process. torch 2.11 to 2.13 have the functions of `_low_overhead_product`, and later
+    versions may not. torch will keep those of `_stable_api_product`.
     """
     code = torch.zeros(1, 1, dtype=torch.int8)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(fbgemm_.*|.*quantized tensor.*) deprecated")
-        _prepacked(code, max_level=127)
+        _stable_api_product(code, max_level=127)
         if hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
-            _lean(code, max_level=127)(torch.ones(1, 1), 1.0)
+            _low_overhead_product(code, max_level=127)(torch.ones(1, 1), 1.0)
 
 
-def _lean(codes: Tensor, max_level: int) -> Product:
+def _low_overhead_product(codes: Tensor, max_level: int) -> Product:
     """The product by the call with the lowest cost, which future versions of torch will not have.
 
     FBGEMM takes the smallest and the largest number of all rows of x as the range of the codes. A row's codes
@@ -120,7 +121,7 @@ def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tens
     return rows_for
 
 
-def _prepacked(codes: Tensor, max_level: int) -> Product:
+def _stable_api_product(codes: Tensor, max_level: int) -> Product:
     """The product by the calls that torch will keep. The zero points of weights must be of an integer dtype:
     with floats FBGEMM returns wrong numbers without an error.
     """

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from engine.layers.replace import AnyModel, replace_linears
@@ -188,6 +189,14 @@ def _replace(
         return layer
 
     replace_linears(model, make)
+    _replace_embeddings(model, dtype, fill)
+    tie(model)
+    model.quantization = config  # type: ignore[assignment]  # nn.Module declares tensors and modules only
+    return model
+
+
+def _replace_embeddings(model: nn.Module, dtype: torch.dtype, fill: bool) -> None:
+    """Replace the embeddings by int8 tables whose results have this dtype. `fill`: as in `_replace`."""
     tables = [(name, module) for name, module in model.named_modules() if isinstance(module, Embedding)]
     for name, table in tables:
         embedding = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
@@ -195,6 +204,3 @@ def _replace(
             embedding.set_weight(table.weight)
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, embedding)
-    tie(model)
-    model.quantization = config  # type: ignore[assignment]  # nn.Module declares tensors and modules only
-    return model

@@ -1,1 +1,1 @@
-"""The records that all rooms read: a request, a batch, a step; and the listeners that are told of them."""
+"""The records that all rooms read: a request, a batch, a step; and the listeners of events."""

@@ -83,8 +83,8 @@ class Batch:
 
         Only a sequence with drafts has several rows in `chosen`.
         """
-        num_choosing = sum(map(bool, self.rows.counts))  # sequences with a row in `chosen`
-        return len(self.rows.chosen) > num_choosing
+        num_sequences = sum(1 for count in self.rows.counts if count)  # with a row in `chosen`
+        return len(self.rows.chosen) > num_sequences
 
     def num_new_tokens(self, s: int) -> int:
         """How many of the T tokens belong to sequence s."""

@@ -7,7 +7,7 @@ parts; the comment of a later part's field names the part.
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,7 +36,9 @@ class Constraint(Protocol):
         """Why a row may have allowed no token, for an error message."""
 
     def masks(self, drafts: Sequence[int]) -> list[np.ndarray]:
-        """The masks (`Draw.mask`) of the row behind the output and of that behind each draft that fits."""
+        """The masks (`Draw.mask`) for the token after the output, and for the token after each draft, up to
+        the first draft that does not fit.
+        """
 
 
 @dataclass(eq=False, slots=True)  # compared by identity: two requests are never equal
@@ -58,6 +60,7 @@ class Request:
     # The adapter's key once the request is queued, and before that the name that the user gave (Part 18).
     adapter: str | None = None
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
+    trace_headers: Mapping[str, str] | None = None  # W3C's trace context, of which the request is a part
     constraint: Constraint | None = None  # None: any output fits (Extension B)
     parent: "Request | None" = None  # the first of n > 1 samples, whose prompt the others may share (Part 12)
     state: State = State.WAITING

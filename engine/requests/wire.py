@@ -42,20 +42,18 @@ def from_bytes(data: bytes | str) -> Batch:
         raise ValueError("no record of a step: nested too deeply") from None
 
 
-def from_json(given: Any) -> Batch:
+def from_json(data: Any) -> Batch:
     """The record in the result of `json.loads`. Raises ValueError if it is not a record of a step."""
     try:
-        rows, draws = given["rows"], given["draws"]
-        batch = _from_fields(
-            Batch,
-            given
-            | {
-                "copies": tuple(_from_fields(Copy, copy) for copy in given["copies"]),
-                "rows": _from_fields(Rows, rows),
-                "draws": Draws(tuple(map(_draw, draws["rows"])), tuple(draws["positions"])),
-            },
-        )
-        _check(batch)
+        draws = data["draws"]
+        records = {  # the fields that are records themselves
+            "copies": tuple(_from_fields(Copy, copy) for copy in data["copies"]),
+            "rows": _from_fields(Rows, data["rows"]),
+            "draws": Draws(tuple(map(_draw, draws["rows"])), tuple(draws["positions"])),
+        }
+        batch = _from_fields(Batch, data | records)
+        _check_sequences(batch)
+        _check_rows_and_draws(batch)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"no record of a step: {reason}") from None
@@ -69,35 +67,36 @@ def _to_plain(value: Any) -> Any:
     return {name: getattr(value, name) for name in FIELDS[type(value)]}
 
 
-def _draw(given: dict[str, Any]) -> Draw:
+def _draw(data: dict[str, Any]) -> Draw:
     """A `Draw` from a dict of its fields."""
-    return _from_fields(Draw, given | {"params": Limits(*given["params"])})
+    return _from_fields(Draw, data | {"params": Limits(*data["params"])})
 
 
-def _from_fields(kind: type, given: dict[str, Any]) -> Any:
+def _from_fields(kind: type, data: dict[str, Any]) -> Any:
     """An object of class `kind` from a dict of its fields. A list becomes an array for a field in DTYPES, and
     a tuple for any other field.
     """
     values = {}
-    for name, value in given.items():
+    for name, value in data.items():
         if isinstance(value, list):
             with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
                 value = np.array(value, dtype=DTYPES[name]) if name in DTYPES else tuple(value)
         values[name] = value
     if "factors" in values and values["factors"] is not None:
-        values["factors"] = values["factors"].reshape(-1, 3)
+        values["factors"] = values["factors"].reshape(-1, 3)  # [C, 3], also if C is 0
     return kind(**values)
 
 
-def _check(batch: Batch) -> None:
-    """Raises ValueError if a number is out of range, or if two fields contradict each other.
+# The checks below raise ValueError if a number is out of range, or if two fields contradict each other. This
+# module does not know how many token ids, blocks and adapters there are. The code that computes the record
+# checks these limits (engine/execution/recording.py).
 
-    This module does not know how many token ids, blocks and adapters there are. Whoever computes the record
-    checks these limits (engine/execution/recording.py).
+
+def _check_sequences(batch: Batch) -> None:
+    """Check the sequences, their tokens, and where these lie. Each sequence has at least one new token, and
+    its new tokens are the last of its context.
     """
-    S, T, R, N = len(batch.ids), batch.num_tokens, len(batch.rows.chosen), len(batch.rows.prompt)
-    rows, draws = batch.rows, batch.draws
-    # 1. Check the sequences. Each has at least one new token, and its new tokens are the last of its context.
+    S, T = len(batch.ids), batch.num_tokens
     if not S or not all(type(name) is str for name in batch.ids) or len(set(batch.ids)) < S:
         raise ValueError("ids: different names are expected")
     start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
@@ -120,7 +119,13 @@ def _check(batch: Batch) -> None:
         _check_ints("target", copy.target, len(_check_ints("source", copy.source)))
         if copy.kind not in ("fork", "out", "in"):
             raise ValueError(f"copies: {copy.kind!r} is no kind")
-    # 2. Check which rows of logits are read, what is scored, and how tokens are drawn.
+
+
+def _check_rows_and_draws(batch: Batch) -> None:
+    """Check which rows of logits are read, which tokens are scored, and how tokens are drawn."""
+    rows, draws = batch.rows, batch.draws
+    S, R, N = len(batch.ids), len(rows.chosen), len(rows.prompt)
+    start = np.array(batch.query_start)  # [S+1]
     _check_rows("rows.chosen", rows.chosen, rows.counts, start)
     if rows.prompt or rows.prompt_counts:
         _check_rows("rows.prompt", rows.prompt, rows.prompt_counts, start)

@@ -14,14 +14,12 @@ Work = Sequence[tuple[Request, int]]  # [S]: each request, and how many new toke
 
 
 class LogitsRows(NamedTuple):
-    """Which logits of one sequence's new tokens are read. The logits at a token are those of the next token.
-
-    The first len(prompt_ids) new tokens score the prompt's token that follows each. From the last
-    `num_sampled` new tokens, the next token is chosen.
+    """Which rows of logits are read for one sequence. A row belongs to a new token, and predicts the token
+    after it.
     """
 
-    prompt_ids: list[int]  # the prompt's tokens that are scored
-    num_sampled: int
+    prompt_ids: list[int]  # the tokens of the prompt that are scored, by the first rows
+    num_sampled: int  # the number of last rows from which a token is chosen
 
 
 SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions of its new tokens -> rows
@@ -29,7 +27,7 @@ SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions 
 
 def sampled_rows(request: Request, positions: range) -> LogitsRows:
     """The rows from which tokens are chosen: those of the last known token and of each draft behind it
-    (Part 16). The token after any other new token is known already. No row is scored.
+    (Part 16). The token after any other new token is known already, so its row is not read. No row is scored.
     """
     last_known = len(request.token_ids) - 1
     return LogitsRows([], max(0, positions.stop - max(positions.start, last_known)))
@@ -50,21 +48,19 @@ def make_batch(
     token_ids: list[int] = []  # [T]
     positions: list[int] = []  # [T]
     context_lens: list[int] = []  # [S]
-    query_start = (0, *accumulate(n for _, n in work))
+    query_start = (0, *accumulate(n for _, n in work))  # [S+1]
     # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
     # token of the request it becomes.
     chosen: list[int] = []  # [R]
     counts: list[int] = []  # [S]
     draws: list[Draw] = []  # [R]
     draw_positions: list[int] = []  # [R]
-    # Rows that are scored: the row's index in the step, and the prompt's token that follows.
-    scored_rows: list[int] = []  # [N]
-    scored_ids: list[int] = []  # [N]
-    num_scored = [0] * len(work)  # [S]
-    is_scored = False  # whether a request asks for log probabilities
-    for s, ((request, n), offset) in enumerate(zip(work, query_start, strict=False)):
+    # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
+    prompt_rows: list[int] = []  # [N]
+    prompt_ids: list[int] = []  # [N]
+    prompt_counts = [0] * len(work)  # [S]
+    for s, ((request, n), offset) in enumerate(zip(work, query_start[:-1], strict=True)):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
-        is_scored = is_scored or request.is_scored
         context_lens.append(end)
         if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; same as below
             token_ids.append(request.token_ids[start])
@@ -76,36 +72,28 @@ def make_batch(
             continue
         token_ids += _new_tokens(request, start, end)
         positions += range(start, end)
-        rows = select_rows(request, range(start, end))
-        counts.append(rows.num_sampled)
-        for i in range(rows.num_sampled):
-            row = n - rows.num_sampled + i
+        selected = select_rows(request, range(start, end))
+        counts.append(selected.num_sampled)
+        for num_drafts in range(selected.num_sampled):  # the drafts before the token that the row chooses
+            row = n - selected.num_sampled + num_drafts
             chosen.append(offset + row)
-            draws.append(_sampling_after(request, i).draw())
+            draws.append(_sampling_after(request, num_drafts).draw())
             draw_positions.append(start + row + 1 - request.num_prompt_tokens)
-        num_scored[s] = len(rows.prompt_ids)
-        scored_rows += range(offset, offset + num_scored[s])
-        scored_ids += rows.prompt_ids
-    rows_read = Rows(tuple(chosen), tuple(counts))
-    if is_scored:
-        rows_read = replace(
-            rows_read,
+        prompt_counts[s] = len(selected.prompt_ids)
+        prompt_rows += range(offset, offset + prompt_counts[s])
+        prompt_ids += selected.prompt_ids
+    rows = Rows(tuple(chosen), tuple(counts))
+    if any(request.is_scored for request, _ in work):
+        rows = replace(
+            rows,
             logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
-            prompt_logprobs=tuple(
-                _num_likeliest(request.params.prompt_logprobs) if request.wants_every_row else UNSCORED
-                for request, _ in work
-            ),
-            prompt=tuple(scored_rows),
-            prompt_ids=tuple(scored_ids),
-            prompt_counts=tuple(num_scored),
+            prompt_logprobs=tuple(_num_likeliest_of_prompt(request) for request, _ in work),
+            prompt=tuple(prompt_rows),
+            prompt_ids=tuple(prompt_ids),
+            prompt_counts=tuple(prompt_counts),
         )
     ids = tuple(request.id for request, _ in work)
     tables, slots = cache.locate(ids, query_start, positions)
-    adapters = (NO_ADAPTER,) * len(work)
-    if adapter_slots:
-        adapters = tuple(
-            NO_ADAPTER if request.adapter is None else adapter_slots[request.adapter] for request, _ in work
-        )
     return Batch(
         ids=ids,
         token_ids=tuple(token_ids),
@@ -115,9 +103,18 @@ def make_batch(
         tables=tables,
         slots=slots,
         copies=cache.take_copies(),
-        rows=rows_read,
+        rows=rows,
         draws=Draws(tuple(draws), tuple(draw_positions)),
-        adapters=adapters,
+        adapters=_adapters(work, adapter_slots),
+    )
+
+
+def _adapters(work: Work, adapter_slots: Mapping[str, int] | None) -> tuple[int, ...]:
+    """[S]: the slot of each request's adapter, or NO_ADAPTER."""
+    if not adapter_slots:
+        return (NO_ADAPTER,) * len(work)
+    return tuple(
+        NO_ADAPTER if request.adapter is None else adapter_slots[request.adapter] for request, _ in work
     )
 
 
@@ -137,3 +134,10 @@ def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
 def _num_likeliest(logprobs: int | None) -> int:
     """How many likeliest tokens to score; UNSCORED for None, which asks for no log probability."""
     return UNSCORED if logprobs is None else logprobs
+
+
+def _num_likeliest_of_prompt(request: Request) -> int:
+    """How many likeliest tokens to score beside each token of the request's prompt, or UNSCORED. Of n samples
+    only the first has its prompt scored.
+    """
+    return _num_likeliest(request.params.prompt_logprobs) if request.wants_every_row else UNSCORED

@@ -1,9 +1,9 @@
 """Continuous batching: every step is filled anew, so a request can join while others decode. Part 8.
 
 Each step has one budget of tokens, and there is no prefill or decode phase: the tokens of a prompt and of a
-growing output are both tokens still to compute. The scheduler never exceeds the budget and the number of
-sequences. A preempted request has the same output as without the preemption. No request waits for ever behind
-newcomers.
+growing output are both tokens still to compute. The scheduler promises that no step exceeds the budget or the
+number of sequences, that a preempted request has the same output as without the preemption, and that no
+request waits for ever behind newcomers.
 Sources: iteration-level scheduling: Yu et al., Orca, OSDI 2022; chunked prefill: Agrawal et al.,
 Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: vLLM's V1 scheduler.
 """
@@ -75,21 +75,21 @@ class ContinuousScheduler(Queues):
         for i, request in enumerate(queue):
             if request.state is not running:  # preempted in this loop
                 continue
-            num_behind = len(queue) - i - 1  # each gets at least one token, so a long prompt delays nobody
-            new = min(request.num_tokens_to_compute, budget - num_behind)
-            if not new:  # the request's last token has not landed
+            num_behind = len(queue) - i - 1  # one token is left for each: a long prompt delays none of them
+            num_new = min(request.num_tokens_to_compute, budget - num_behind)
+            if not num_new:  # the request's last token has not landed
                 continue
-            while not self.cache.reserve(request, request.num_computed_tokens + new):
+            while not self.cache.reserve(request, request.num_computed_tokens + num_new):
                 victim = self.running[-1]  # the worst rank, and never a request that is in `work`
                 self._preempt(victim)
                 preempted = True
                 if victim is request:
                     break
-            else:
-                work.append((request, new))
-                budget -= new
+            else:  # the loop ended without a break: the cache has room
+                work.append((request, num_new))
+                budget -= num_new
         # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but has
-        # room for all its known tokens first: without that, two newcomers could preempt each other for ever.
+        #    room for all its known tokens first: otherwise two newcomers could preempt each other for ever.
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
             request = self.admit_next()
             if request is None:
@@ -97,9 +97,9 @@ class ContinuousScheduler(Queues):
             if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
                 self._put_back(request)
                 break
-            new = min(request.num_tokens_to_compute, budget)
-            work.append((request, new))
-            budget -= new
+            num_new = min(request.num_tokens_to_compute, budget)
+            work.append((request, num_new))
+            budget -= num_new
         return self.take(work) if work else None
 
     def _preempt(self, request: Request) -> None:

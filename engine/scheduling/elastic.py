@@ -41,7 +41,7 @@ class ElasticScheduler(ContinuousScheduler):
         super().__init__(cache, max_num_seqs, max_num_batched_tokens, **options)
         self._full_size = max_num_seqs, max_num_batched_tokens
         self._num_succeeded = 0  # steps since memory ran out or since the last growth, whichever was later
-        self.num_out_of_memory = 0
+        self.num_out_of_memory = 0  # steps that ran out of memory, since the start
 
     def recover(self, step: Step, error: Exception) -> list[Request]:
         """Return the requests to fail after `step` failed with `error` and was rolled back. This is the
@@ -80,9 +80,9 @@ class ElasticScheduler(ContinuousScheduler):
         self._num_succeeded += 1
         if self._num_succeeded >= GROWTH_STEPS:
             self._num_succeeded = 0
-            seats, tokens = self._full_size
-            self.max_num_batched_tokens = min(tokens, 2 * self.max_num_batched_tokens)
-            self.max_num_seqs = min(seats, 2 * self.max_num_seqs)
+            full_num_seqs, full_num_tokens = self._full_size
+            self.max_num_batched_tokens = min(full_num_tokens, 2 * self.max_num_batched_tokens)
+            self.max_num_seqs = min(full_num_seqs, 2 * self.max_num_seqs)
 
 
 def _free_tensors(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""First in, first out, one request at a time. Part 6."""
+"""First in, first out: one request runs at a time, the oldest first. Part 6."""
 
 from engine.requests.step import Step
 from engine.scheduling.scheduler import Queues
@@ -19,7 +19,7 @@ class FIFOScheduler(Queues):
         if not self.running:
             return None
         request = self.running[0]
-        new = request.num_tokens_to_compute
-        if not new or not self.cache.reserve(request, request.num_computed_tokens + new):
+        num_new = request.num_tokens_to_compute
+        if not num_new or not self.cache.reserve(request, request.num_computed_tokens + num_new):
             return None  # the request's last token has not landed (a request alone in the cache has room)
-        return self.take([(request, new)])
+        return self.take([(request, num_new)])

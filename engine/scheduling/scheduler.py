@@ -76,6 +76,7 @@ class Queues:
         self._enqueue(request)
 
     def _enqueue(self, request: Request) -> None:
+        """Put a request into the queue, at the place of its rank."""
         request.state = State.WAITING
         insort(self.waiting, request, key=by_rank)
 
@@ -86,12 +87,14 @@ class Queues:
         requests wait for a slot, or if the cache has no room for the request now.
         """
         request = self._first_with_slot()
-        cached = None if request is None else self.cache.admit(request)
-        if request is None or cached is None:
+        if request is None:
             return None
-        request.num_computed_tokens = cached
-        if not request.num_preemptions:  # after a preemption, the cached tokens may be the request's own
-            request.num_cached_tokens = cached
+        num_cached = self.cache.admit(request)
+        if num_cached is None:
+            return None
+        request.num_computed_tokens = num_cached
+        if not request.num_preemptions:  # later, the cache may have the tokens because of the request itself
+            request.num_cached_tokens = num_cached
         request.state = State.RUNNING
         self.waiting.remove(request)
         self.running.append(request)

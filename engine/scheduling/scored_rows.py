@@ -12,7 +12,7 @@ def scored_rows(request: Request, positions: range) -> LogitsRows:
 
     - p + 1 is a token of the prompt: the row is scored for it, if the request wants every row
       (`request.wants_every_row`).
-    - p + 1 is a token of the output so far, which a preempted request computes again: nobody reads the row.
+    - p + 1 is a token of the output so far, which a preempted request computes again: the row is not read.
     - p is the last of `request.token_ids`, or a draft behind it: a token is chosen from the row
       (`sampled_rows` counts these).
     """

@@ -1,4 +1,4 @@
-"""Static batching: a batch from the queue runs until its last request ends, then comes the next. Part 7.
+"""Static batching: a batch from the queue runs until its last request ends, then the next begins. Part 7.
 
 The fixed cost of a step (its calls, the reading of the weights) is paid once for the whole batch. The places
 of requests that end early are wasted: they stay empty until the longest request has finished. Part 8 fills
@@ -30,13 +30,13 @@ class StaticScheduler(Queues):
         """
         if not self.running:
             while self.waiting and len(self.running) < self.max_num_seqs and self.admit_next():
-                pass
+                pass  # admit_next has moved one request to self.running
         work = []
         for request in self.running:
-            new = request.num_tokens_to_compute
-            num_tokens = request.num_computed_tokens + new
+            num_new = request.num_tokens_to_compute
+            num_tokens = request.num_computed_tokens + num_new
             if not self.cache.reserve(request, num_tokens):
                 return None
-            if new:
-                work.append((request, new))
+            if num_new:
+                work.append((request, num_new))
         return self.take(work) if work else None

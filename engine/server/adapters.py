@@ -4,8 +4,9 @@ A client never names a path. The operator names one folder, and a client may loa
 names. Without the operator's folder, the two routes do not exist.
 
 Loading and unloading do not stop any stream. Another thread reads the files, one adapter at a time, into host
-memory. The adapter stays there while a name or a request refers to the adapter. The first step that uses the
-adapter copies the weights into a slot. At most MAX_LOADS loads are under way; the next load gets a 429.
+memory; the process can end while it reads. The adapter stays there while a name or a request refers to the
+adapter. The first step that uses the adapter copies the weights into a slot. At most MAX_LOADS loads are
+under way; the next load gets a 429.
 
 The adapter of a request is fixed when the request is queued. A request that arrives while its adapter is
 replaced gets the old or the new adapter. A request that arrives while its adapter is unloaded gets that
@@ -15,9 +16,12 @@ Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 
 import asyncio
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
@@ -31,10 +35,12 @@ from engine.models.checkpoint import CheckpointError
 from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
+from engine.server.field_types import Name
 from engine.server.fields import Fields
 from engine.server.limits import MAX_LOADS
-from engine.server.protocol import Name, SamplingFields
+from engine.server.protocol import SamplingFields
 
+Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
 STATUS = {"already_loaded": 400, "not_loaded": 404}
@@ -88,7 +94,7 @@ class AdapterEngine(EngineThread):
         self._num_loads += 1
         try:
             async with self._read_lock:
-                adapter = await asyncio.to_thread(self.read, name, folder)
+                adapter = await in_daemon_thread(partial(self.read, name, folder))
                 await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
         finally:
             self._num_loads -= 1
@@ -99,6 +105,25 @@ class AdapterEngine(EngineThread):
         Raises AdapterError if no adapter has this name, and EngineError if the engine has ended.
         """
         await self.between_steps(partial(self.manager.unload, name))
+
+
+async def in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """What `function` returns or raises, called in a thread of its own.
+
+    Neither the event loop nor the process waits for this thread when it ends, as it does for those of
+    `asyncio.to_thread`: a read from a network folder that has gone may never return.
+    """
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left
+    threading.Thread(target=run, name="read adapter", daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 class UnloadRequest(Fields):
@@ -185,6 +210,7 @@ def _refuse_if_down(backend: Backend) -> None:
 
 
 def _refusal(error: ValueError | EngineError) -> RequestError:
+    """The RequestError for an adapter that is refused, or for an engine that has ended."""
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
     code = error.code if isinstance(error, AdapterError) else None

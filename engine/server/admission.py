@@ -160,8 +160,8 @@ class Admission:
 
     def health(self) -> bool:
         """True if requests can be served. Raises RequestError, with the reason, if they cannot."""
-        if why := self._trouble():
-            raise self._error(why)
+        if code := self._unavailable_code():
+            raise self._error(code)
         return True
 
     @property
@@ -177,7 +177,7 @@ class Admission:
     ) -> AdmittedStream:
         """Check a request and admit it. Raises RequestError (the module's table) or the backend's error.
 
-        1. Refuse the request if no request can be served (`_trouble`). Compute the request's deadline.
+        1. Refuse the request if no request can be served (`_unavailable_code`). Compute its deadline.
         2. `_take` places for the request's n sequences before the backend is called: other requests arrive
            while the backend turns the prompt into tokens.
         3. Call the backend. The backend checks the request and returns a stream; `stream.tokens` is the
@@ -187,8 +187,8 @@ class Admission:
         After any failure in 3 or 4, a cancellation included, all places of the request are given back. The
         engine has not begun the request then, so the places must not count for the pace.
         """
-        if why := self._trouble():
-            raise self.refusal(why)
+        if code := self._unavailable_code():
+            raise self.refusal(code)
         arrival = this_arrival()
         ends_at = arrival.deadline(self.request_timeout)
         self._take(arrival, params.n, 0)
@@ -222,6 +222,7 @@ class Admission:
             raise self.refusal("request_too_large", arrival.sequences, arrival.tokens)
 
     def give_back(self, admitted: AdmittedStream, sequences: int) -> None:
+        """Free the places of a stream that is over: this many sequences, and the stream's tokens."""
         self._admitted.discard(admitted)
         self.capacity.give_back(sequences, admitted.tokens, worked=admitted.has_begun)
 
@@ -237,8 +238,8 @@ class Admission:
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 
-    def _trouble(self) -> str | None:
-        """The error code if no request can be served; None if requests can be served."""
+    def _unavailable_code(self) -> str | None:
+        """The code of the error if no request can be served now; None if requests can be served."""
         if self._closes_at is not None:
             return "shutting_down"
         if not self.backend.health():
@@ -251,29 +252,29 @@ class Admission:
         return self._error(code, sequences, tokens)
 
     def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """The error with this code. `sequences` and `tokens` are the amounts that had no room."""
+        """The error with this code, one of REFUSED. `sequences`, `tokens`: the amounts without room."""
         match code:
             case "queue_full":
-                why = f"the queue is full: {self.capacity.sequences} sequences are in it"
-                return self._come_back(429, code, why, self.capacity.retry_after(sequences, tokens))
+                reason = f"the queue is full: {self.capacity.sequences} sequences are in it"
+                return self._try_again_error(429, code, reason, self.capacity.retry_after(sequences, tokens))
             case "queue_timeout":
-                why = "this request's time was over before its first token: the queue is long"
-                return self._come_back(503, code, why, self.capacity.retry_after(sequences, tokens))
+                reason = "this request's time was over before its first token: the queue is long"
+                return self._try_again_error(503, code, reason, self.capacity.retry_after(sequences, tokens))
             case "request_too_large":
-                return self._too_large(sequences, tokens)
+                return self._too_large_error(sequences, tokens)
             case "shutting_down":
                 seconds_left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())
                 headers = {"Connection": "close"}
                 message = "the server is shutting down"
                 return RequestError(503, message, None, code, math.ceil(seconds_left), headers)
             case "engine_stuck":
-                assert self.watch is not None  # `_trouble` has called `watch.is_stuck`
+                assert self.watch is not None  # `_unavailable_code` has called `watch.is_stuck`
                 silent = round(self.watch.silent_seconds())
                 message = f"the engine has been silent for {silent} s: its last step has not come back"
                 return RequestError(503, message, code=code)
         return RequestError(503, "the engine has ended", code="engine_down")
 
-    def _come_back(self, status: int, code: str, why: str, wait: float) -> RequestError:
+    def _try_again_error(self, status: int, code: str, reason: str, wait: float) -> RequestError:
         """The error of a request that may come again in `wait` seconds, with both headers that say so.
 
         Both are rounded down: a client that comes back too late leaves a seat empty (see `retry_after`).
@@ -281,9 +282,9 @@ class Admission:
         wait = max(MIN_RETRY_SECONDS, wait)
         seconds = max(1, math.floor(wait))
         headers = {"retry-after-ms": str(math.floor(1000 * wait))}
-        return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds, headers)
+        return RequestError(status, f"{reason}; try again in {seconds} s", None, code, seconds, headers)
 
-    def _too_large(self, sequences: int, tokens: int) -> RequestError:
+    def _too_large_error(self, sequences: int, tokens: int) -> RequestError:
         """The error of a request for which an empty queue has no room. It names the limit that is too low."""
         limits = self.capacity.limits
         if sequences > limits.max_num_queued_reqs:

@@ -1,7 +1,8 @@
 """The pieces of which an answer consists: thoughts, content, and calls of tools. Extension B.
 
-A parser gets an answer's text as it comes and gives pieces. Joined by kind, they are the same however the
-text was cut. Does not know of HTTP or JSON answers; tools.py makes those of the pieces.
+A parser gets an answer's text in parts, as the model writes it, and returns pieces. Pieces of one kind that
+follow each other can be joined; the joined pieces do not depend on how the text was divided into parts. Knows
+no HTTP and no JSON answers: answer_reader.py makes those from the pieces.
 """
 
 from collections.abc import Collection
@@ -16,8 +17,11 @@ Kind = Literal["reasoning", "content", "call", "arguments", "broken"]
 class Piece:
     """A piece of an answer.
 
-    A `call` begins a call of the tool that `text` names; the pieces `arguments` behind it have the text of
-    its arguments. `broken`: the last call's arguments went wrong; the text behind them follows as content.
+    - `reasoning` and `content`: `text` is text of the thoughts, or of the answer itself.
+    - `call`: a call of the tool whose name is `text` begins.
+    - `arguments`: `text` belongs to the arguments of the last call.
+    - `broken`: the arguments of the last call are not a JSON object, and no more of them follow. `text` is
+      empty, and the rest of the answer's text follows as content.
     """
 
     kind: Kind
@@ -25,35 +29,36 @@ class Piece:
 
 
 class Parser(Protocol):
-    """Reads one answer."""
+    """Reads one answer. A parser holds text back while it cannot tell to which kind of piece it belongs."""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that `text`, the next part of the answer, makes certain."""
+        """Read the next part of the answer. Returns the pieces that are certain now."""
 
     def end(self) -> list[Piece]:
-        """The pieces of what was held back, since the answer ends here."""
+        """Tell the parser that the answer has ended. Returns the pieces of the text that was held back."""
 
 
 @dataclass
-class Gathered:
-    """Pieces that are gathered character by character, and taken together."""
+class PieceCollector:
+    """Collects pieces character by character, and joins them."""
 
     pieces: list[Piece] = field(default_factory=list)
 
-    def give(self, kind: Kind, text: str) -> None:
+    def add(self, kind: Kind, text: str) -> None:
+        """Add a piece. An empty text is left out, except for `broken`, which has no text."""
         if text or kind == "broken":
             self.pieces.append(Piece(kind, text))
 
-    def take(self) -> list[Piece]:
-        """All pieces so far; neighbours of one kind are one."""
-        taken: list[Piece] = []
+    def take_all(self) -> list[Piece]:
+        """Remove and return all pieces. Neighbours of one kind are joined, except calls."""
+        joined: list[Piece] = []
         for kind, group in groupby(self.pieces, lambda piece: piece.kind):
             if kind in ("call", "broken"):
-                taken += group
+                joined += group
             else:
-                taken.append(Piece(kind, "".join(piece.text for piece in group)))
+                joined.append(Piece(kind, "".join(piece.text for piece in group)))
         self.pieces.clear()
-        return taken
+        return joined
 
 
 class PlainText:
@@ -67,11 +72,9 @@ class PlainText:
 
 
 def num_held_back(text: str, marks: Collection[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of one of `marks`, which it does not have
-    whole there.
-    """
-    longest = max(map(len, marks), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
+    """How many characters at the end of `text` may be the beginning of a mark that is still incomplete."""
+    max_length = max(map(len, marks), default=1) - 1  # a mark without its last character
+    for length in range(min(max_length, len(text)), 0, -1):
         if any(mark.startswith(text[-length:]) for mark in marks):
             return length
     return 0

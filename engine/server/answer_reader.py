@@ -1,5 +1,6 @@
-"""Reads an answer as its pieces, and tells it in OpenAI's shapes, whole or in deltas. Extension B.
+"""Turns an answer's text into OpenAI's message, whole or in deltas, with thoughts and calls. Extension B.
 
+A parser (answer_pieces.py) divides the text into pieces. Knows no HTTP, and not how a model writes calls.
 Shapes: https://platform.openai.com/docs/api-reference/chat-streaming
 """
 
@@ -13,37 +14,42 @@ from engine.server.answer_pieces import Parser, Piece
 
 @dataclass
 class Call:
-    """A call as far as it has come."""
+    """A call of a tool, as far as the model has written it."""
 
     name: str
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
-    arguments: list[str] = field(default_factory=list)
-    is_broken: bool = False
+    arguments: list[str] = field(default_factory=list)  # JSON text, in pieces
+    is_broken: bool = False  # whether the arguments turned out not to be a JSON object
 
     def json(self) -> dict[str, Any]:
-        """OpenAI's object of a whole call."""
+        """The call as OpenAI's JSON object."""
         function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class AnswerReader:
-    """Reads one sample, and tells it as a message or as deltas."""
+    """Reads one sample. Use it either for one `message` or for the `delta`s of a stream."""
 
     def __init__(
         self,
         parser: Parser,
-        is_named: bool = False,
+        is_tool_named: bool = False,
         max_calls: int | None = None,
         reasoning_parser: str | None = None,
         is_reasoning_shown: bool = True,
     ) -> None:
-        """`is_named`: the request names the tool. Calls beyond `max_calls` are left out."""
-        self.parser, self.is_named, self.max_calls = parser, is_named, max_calls
+        """`is_tool_named`: the request says which tool the model must call. `max_calls`: further calls are
+        left out of the answer; None means no bound. `is_reasoning_shown`: whether thoughts are in the answer.
+        """
+        self.parser, self.is_tool_named, self.max_calls = parser, is_tool_named, max_calls
         self.has_reasoning, self.is_reasoning_shown = reasoning_parser is not None, is_reasoning_shown
-        self.calls: list[Call] = []  # all, with those that are left out
+        self.calls: list[Call] = []  # all calls, including those that are left out of the answer
 
     def pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
-        """What `sample` has beyond `previous`. Calls are kept in `calls`, too."""
+        """The pieces of the text that `sample` has beyond `previous`. Calls are also added to `calls`.
+
+        `previous` is the same sample as it was last read; None if it was not read yet.
+        """
         pieces = self.parser.feed(sample.text[len(previous.text) if previous else 0 :])
         if sample.finish_reason is not None:
             pieces = pieces + self.parser.end()
@@ -60,56 +66,66 @@ class AnswerReader:
     def has_broken_call(self) -> bool:
         return any(call.is_broken for call in self.calls)
 
-    def shown_calls(self) -> list[Call]:
-        return self.calls[: self.max_calls]
-
     def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
-        """As `pieces`, without thoughts and calls that are left out."""
-        index, shown = len(self.calls) - 1, []
+        """As `pieces`, without thoughts and calls that are left out of the answer."""
+        index = len(self.calls) - 1  # of the call to which a piece belongs
+        shown = []
         for piece in self.pieces(sample, previous):
-            index += piece.kind == "call"
-            is_beyond = self.max_calls is not None and index >= self.max_calls
-            if (piece.kind == "reasoning" and not self.is_reasoning_shown) or (
-                piece.kind in ("call", "arguments", "broken") and is_beyond
-            ):
-                continue
-            shown.append(piece)
+            if piece.kind == "call":
+                index += 1
+            is_of_call = piece.kind in ("call", "arguments", "broken")
+            if piece.kind == "reasoning":
+                is_shown = self.is_reasoning_shown
+            else:
+                is_shown = not is_of_call or self.max_calls is None or index < self.max_calls
+            if is_shown:
+                shown.append(piece)
         return shown
 
     def finish_reason(self, sample: CompletionOutput) -> str | None:
-        """The sample's. As in OpenAI's API, "tool_calls" if the model chose to call and ended by itself."""
-        is_called = bool(self.calls) and not self.is_named and not self.has_broken_call
-        return "tool_calls" if sample.finish_reason == "stop" and is_called else sample.finish_reason
+        """The sample's finish reason. As in OpenAI's API, it is "tool_calls" instead of "stop" if the model
+        itself chose the tool that it calls.
+        """
+        model_chose_call = bool(self.calls) and not self.is_tool_named and not self.has_broken_call
+        if sample.finish_reason == "stop" and model_chose_call:
+            return "tool_calls"
+        return sample.finish_reason
 
     def message(self, sample: CompletionOutput, echoed: str = "") -> dict[str, Any]:
-        """{"content", and if there are any "tool_calls" and "reasoning"} of a whole answer."""
+        """The fields of a whole answer's message: "content", and "reasoning" and "tool_calls" if there are
+        any. `echoed` is put before the content.
+        """
         pieces = self.pieces(sample, None)
         thoughts = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
         content = echoed + "".join(piece.text for piece in pieces if piece.kind == "content")
-        message: dict[str, Any] = {"content": content or (None if self.calls or thoughts else "")}
+        no_content = None if self.calls or thoughts else ""
+        message: dict[str, Any] = {"content": content or no_content}
         if self.has_reasoning:
             message["reasoning"] = (thoughts or None) if self.is_reasoning_shown else None
         if self.calls:
-            message["tool_calls"] = [call.json() for call in self.shown_calls()]
+            message["tool_calls"] = [call.json() for call in self.calls[: self.max_calls]]
         return message
 
     def delta(self, sample: CompletionOutput, previous: CompletionOutput | None) -> dict[str, Any]:
-        """OpenAI's delta of what is new. A call begins with its index, id, type and name; its arguments
-        follow in pieces. The text of a call that goes wrong in its arguments follows as content.
+        """OpenAI's delta: what `sample` has beyond `previous`. Several pieces of one kind are joined.
+
+        The first entry of a call has its index, id, type and name; the arguments follow in further entries.
         """
-        entries: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []  # of `tool_calls`
         delta: dict[str, Any] = {}
-        index = len(self.calls) - 1
+        index = len(self.calls) - 1  # of the call to which a piece belongs
         for piece in self.shown_pieces(sample, previous):
-            index += piece.kind == "call"
             if piece.kind == "call":
+                index += 1
                 call = self.calls[index]
                 function = {"name": call.name, "arguments": ""}
                 entries.append({"index": index, "id": call.id, "type": "function", "function": function})
-            elif piece.kind == "arguments" and entries and entries[-1]["index"] == index:
-                entries[-1]["function"]["arguments"] += piece.text
             elif piece.kind == "arguments":
-                entries.append({"index": index, "function": {"arguments": piece.text}})
+                if not entries or entries[-1]["index"] != index:
+                    entries.append({"index": index, "function": {"arguments": ""}})
+                entries[-1]["function"]["arguments"] += piece.text
             elif piece.kind != "broken":
                 delta[piece.kind] = delta.get(piece.kind, "") + piece.text
-        return delta | ({"tool_calls": entries} if entries else {})
+        if entries:
+            delta["tool_calls"] = entries
+        return delta

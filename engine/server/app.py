@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.machine.version import ruvon_version
 from engine.server import errors, responses, sse
@@ -169,6 +169,7 @@ def _add_routes(
 
         return await complete(backend, request, body, prompts, api)
 
+    # Both are made at the first request, when all extensions have added their routes.
     @cache
     def description() -> bytes:
         return bytes(JSONResponse(app.openapi()).body)
@@ -214,12 +215,40 @@ async def complete(
     if api.fingerprint:
         envelope["system_fingerprint"] = api.fingerprint
     prompts = await read_prompts()
-    name = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # a client may choose the same id twice
+    name = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # unique, although a client may choose an id twice
     # Two requests with several prompts, each half admitted, could take the room that the other still needs,
     # and both would be refused. So only one request with several prompts is admitted at a time.
-    lock = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
+    async with request.app.state.several_prompts if len(prompts) > 1 else nullcontext():
+        streams, admitted = await _admit(backend, prompts, params, name, options, body)
+    # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
+    async with admitted:
+        if body.stream:
+            empty_outputs = []
+            for prompt in prompts:
+                prompt_ids = [] if isinstance(prompt, str) else prompt
+                empty_outputs.append(RequestOutput(name, None, prompt_ids, [], finished=False))
+            chunks = stream_chunks(envelope, streams, empty_outputs, params.n, body, api)
+            return sse.stream(chunks, admitted.pop_all())
+        outputs = await last_outputs(request, streams, body)
+    return await whole_response(envelope, outputs, params.n, body, api)
+
+
+async def _admit(
+    backend: Backend,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    name: str,
+    options: dict[str, Any],
+    body: SamplingFields,
+) -> tuple[list[OutputStream], AsyncExitStack]:
+    """Admit all prompts to the backend, or none. Returns a stream for each prompt, and a stack that closes
+    the streams.
+
+    `name` begins the engine's ids of the requests; the number of the prompt follows. Raises RequestError or
+    ParameterError if a prompt is refused.
+    """
     streams: list[OutputStream] = []
-    async with lock, AsyncExitStack() as admitting:  # admit all prompts or none
+    async with AsyncExitStack() as admitting:  # if a prompt is refused, this closes the streams so far
         for i, prompt in enumerate(prompts):
             try:
                 stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
@@ -229,15 +258,7 @@ async def complete(
             streams.append(stream)
             await asyncio.sleep(0)  # let other requests run between two prompts
         admitted = admitting.pop_all()
-    # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
-    async with admitted:
-        if body.stream:
-            begun = [RequestOutput(name, None, [] if isinstance(p, str) else p, [], False) for p in prompts]
-            return sse.stream(
-                stream_chunks(envelope, streams, begun, params.n, body, api), admitted.pop_all()
-            )
-        outputs = await last_outputs(request, streams, body)
-    return await whole_response(envelope, outputs, params.n, body, api)
+    return streams, admitted
 
 
 async def last_outputs(

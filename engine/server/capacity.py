@@ -63,8 +63,8 @@ class Capacity:
         """`seats`: how many sequences run at once; further admitted sequences wait. `clock`: seconds."""
         self.limits, self.seats, self._clock = limits, seats, clock
         self.sequences = self.tokens = 0  # admitted and not yet given back
-        # While every seat is taken and a sequence waits: the time when that began, then the time when each
-        # sequence left. Otherwise empty.
+        # While every seat is taken and a sequence waits: the time when that state began, then the time of
+        # each sequence that has left since. Otherwise empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:

@@ -49,10 +49,10 @@ class Chat(Completions[ChatRequest]):
         return self.extension.params(body, params)
 
     def opening(self, body: ChatRequest) -> list[dict]:
-        """A first chunk per sample with the role and what is echoed, sent before the first token.
+        """A choice per sample, with the role and the echoed content, for chunks that are sent before the
+        first token. A client can use them to show that its question has arrived.
 
-        Nothing is echoed by default: the content is empty then. A client can use these chunks to show that
-        its question has arrived.
+        The content is `body.echoed()`, which is empty by default.
         """
         delta = {"role": body.role(), "content": body.echoed()}
         return [
@@ -106,7 +106,7 @@ class Chat(Completions[ChatRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> dict:
-        """As in Completions, and what the extension puts in the place of fields of `choice`."""
+        """As in Completions, and the fields with which the extension replaces some of `choice`'s."""
         fields = super().more_of_choice(body, output, sample, previous)
         if self.extension is not None:
             fields |= self.extension.choice_fields(body, output, sample, previous)
@@ -134,15 +134,26 @@ def chat_routes(
         @app.post("/chat/completions", response_model=None, responses=answers)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
-                # In a thread, because a long conversation takes long to render and to tokenize.
-                ids = await asyncio.to_thread(
-                    prompt_ids, body, tokenizer, config, template, chat_api.extension
-                )
-                return [ids]
+                return [await read_prompt(body, tokenizer, config, template, chat_api.extension)]
 
             return await complete(backend, request, body, prompts, chat_api)
 
     return extend
+
+
+async def read_prompt(
+    body: ChatRequest,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    extension: ChatExtension | None,
+) -> list[int]:
+    """As `prompt_ids`, in a thread, because a long conversation takes long to render and to tokenize. Before
+    that, `extension` checks the body's tools.
+    """
+    if extension is not None:
+        await extension.check(body)
+    return await asyncio.to_thread(prompt_ids, body, tokenizer, config, template, extension)
 
 
 def prompt_ids(

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.server.chat_tools import CallId, ToolCalls, ToolChoice, Tools, short_json
 from engine.server.errors import RequestError
+from engine.server.field_types import Integer, Name, bounds
 from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_MESSAGES,
@@ -33,7 +34,8 @@ from engine.server.limits import (
     MAX_TEXT_PARTS,
 )
 from engine.server.neutral import neutral
-from engine.server.protocol import Integer, Name, SamplingFields, bounds
+from engine.server.protocol import SamplingFields
+from engine.server.structured_fields import behind
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
@@ -51,13 +53,17 @@ Store = Annotated[
 Verbosity = Annotated[None, neutral("medium", otherwise='is not supported: null or "medium" is accepted')]
 
 
-def _content_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (a message's content) should have; None if no type fits."""
-    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+def content_kind(value: Any) -> str | None:
+    """The tag of the type that `value` (a content) should have: a text, or a list of parts. None if no type
+    fits.
+    """
+    if isinstance(value, str):
+        return "text"
+    return "parts" if isinstance(value, list) else None
 
 
-def _role(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError for the old role of a function's answer."""
+def _not_function(value: Any) -> Any:
+    """Return a role unchanged. Raises PydanticCustomError for the old role of a function's answer."""
     if value == "function":
         message = "a message of role 'function' is not supported: 'tool' is its newer name"
         raise PydanticCustomError("not_supported", message)
@@ -69,10 +75,12 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == [] else value
 
 
-Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)]
+Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_not_function)]
 
 
 class TextPart(Fields):
+    """A part of a message's content."""
+
     type: Literal["text"]
     text: StrictStr
 
@@ -94,7 +102,7 @@ class Message(Fields):
     content: (
         Annotated[
             Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
-            Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
+            Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
         ]
         | None
     ) = None
@@ -183,13 +191,14 @@ class ChatRequest(SamplingFields):
     _readers: dict[int, Any] = PrivateAttr(default_factory=dict)
 
     def role(self) -> str:
-        """Whose message the model writes: the assistant's, or that of the last message, if the model is not
-        given the beginning of the assistant's.
+        """The role of the message that the model writes. It is the assistant's, unless the prompt does not
+        begin a message of the assistant; then the model goes on in the last message's role.
         """
-        return "assistant" if self.add_generation_prompt in (None, True) else self.messages[-1].role
+        begins_message = self.add_generation_prompt in (None, True)
+        return "assistant" if begins_message else self.messages[-1].role
 
     def echoed(self) -> str:
-        """With `echo`, the last message's content, if the model writes on in that role; otherwise ""."""
+        """With `echo`, the last message's content if the model goes on in that message's role; else ""."""
         last = self.messages[-1]
         return last.plain()["content"] if self.echo and last.role == self.role() else ""
 
@@ -201,7 +210,7 @@ class ChatRequest(SamplingFields):
         without `logprobs`, and `prompt_logprobs` with `stream`.
         """
         old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new is not None and old != new:
+        if old is not None and new not in (None, old):
             message = (
                 f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
             )
@@ -233,4 +242,8 @@ class ChatRequest(SamplingFields):
         _, max_tokens = self.output_bound()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
-        return super()._sent_params() | given
+        params = super()._sent_params() | given
+        if self.continue_final_message and params["structured_outputs"] is not None:  # all of it must fit
+            content = self.messages[-1].plain()["content"]
+            params["structured_outputs"] = behind(params["structured_outputs"], content)
+        return params

@@ -21,9 +21,8 @@ class ChatLogprobs(ResponseFields):
     refusal: None
 
 
-Role = Literal[
-    "system", "developer", "user", "assistant", "tool"
-]  # the assistant's, unless the client says other
+# "assistant", unless the body asks the model to go on in another role's message (`ChatRequest.role`).
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class AnswerFunction(ResponseFields):

@@ -1,11 +1,12 @@
 """The fields of OpenAI's chat API for tools, and the seam through which they get their effect. Part 14.
 
-Part 14 accepts the fields' shapes and refuses their values by name: what tools mean, which calls an answer
-has, and which of its text are thoughts is told by a `ChatExtension`, which Extension B hands in.
-Shapes: https://platform.openai.com/docs/api-reference/chat
+Part 14 accepts the fields' shapes and refuses their values by name. A `ChatExtension`, which Extension B
+hands in, gives them their effect: it turns tools into parameters and a prompt, and finds calls and thoughts
+in the answer. Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -16,6 +17,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.server.errors import RequestError
+from engine.server.field_types import Name
 from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_CALLS,
@@ -26,7 +28,6 @@ from engine.server.limits import (
     TOOL_NAME,
 )
 from engine.server.neutral import EXTENSION_B
-from engine.server.protocol import Name
 
 if TYPE_CHECKING:
     from engine.server.chat_request import ChatRequest, Message
@@ -39,15 +40,16 @@ def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         try:
-            is_short = len(json.dumps(value)) <= limit
-            json.dumps(value, ensure_ascii=False).encode() if is_short else None
-        except RecursionError:
-            is_short = False
+            num_characters = len(json.dumps(value))
+        except RecursionError:  # nested so deep that json gives up
+            num_characters = sys.maxsize
+        if num_characters > limit:
+            raise PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             message = "a text has a lone surrogate, which is not a character"
             raise PydanticCustomError("surrogate", message) from None
-        if not is_short:
-            raise PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
         if max_depth is not None and depth_of(value) > max_depth:
             raise PydanticCustomError("too_deep", f"at most {max_depth} levels of nesting are accepted")
         return value
@@ -57,10 +59,15 @@ def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
 
 def depth_of(value: Any) -> int:
     """How many levels of objects and lists JSON data have: 0 for a text, 1 for []."""
-    depth, level = 0, [value]
-    while level := [inner for inner in level if isinstance(inner, dict | list)]:
-        level = [x for outer in level for x in (outer.values() if isinstance(outer, dict) else outer)]
-        depth += 1
+    depth, level = 0, [value]  # `level`: all values at this depth
+    while any(isinstance(inner, dict | list) for inner in level):
+        next_level: list[Any] = []
+        for inner in level:
+            if isinstance(inner, dict):
+                next_level += inner.values()
+            elif isinstance(inner, list):
+                next_level += inner
+        depth, level = depth + 1, next_level
     return depth
 
 
@@ -78,11 +85,15 @@ class Function(Fields):
 
 
 class Tool(Fields):
+    """An entry of `tools`."""
+
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Fields):
+    """The name of a function in `tools`."""
+
     name: ToolName
 
 
@@ -94,7 +105,10 @@ class NamedTool(Fields):
 
 
 def _choice_kind(value: Any) -> str | None:
-    return "word" if isinstance(value, str) else "function" if isinstance(value, dict | NamedTool) else None
+    """The tag of the type that `value` (a tool_choice) should have; None if no type fits."""
+    if isinstance(value, str):
+        return "word"
+    return "function" if isinstance(value, dict | NamedTool) else None
 
 
 ChoiceWord = Literal["none", "auto", "required"]
@@ -113,7 +127,7 @@ class CalledFunction(Fields):
 
 
 class ToolCall(Fields):
-    """A call in an assistant's message, as an answer had it."""
+    """A call in an assistant's message. The client sends it back as it stood in an answer."""
 
     id: Name
     type: Literal["function"] = "function"
@@ -128,23 +142,33 @@ class AnswerItems(Protocol):
     """An answer as the items of a response (/v1/responses)."""
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
-        """OpenAI's events of what `sample` has beyond `previous`, and of the end if it has finished."""
+        """OpenAI's events for what `sample` has beyond `previous`, and for the end if it has finished.
+
+        `previous` is the same sample as it was last sent to the client; None if nothing was sent.
+        """
 
     def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
-        """The items of a whole answer, which `events` may have told of or not."""
+        """The items of a whole answer. In a stream, call it after the `events` of the same sample."""
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """How many tokens of a whole answer are thoughts, with their marks."""
+        """How many tokens of a whole answer are thoughts, the marks around them included. Call it after
+        `output`.
+        """
 
 
 class ChatExtension(Protocol):
-    """What tools and thoughts mean in a chat: Extension B."""
+    """Gives tools and thoughts their effect in a chat (Extension B)."""
 
     def params(self, body: "ChatRequest", params: SamplingParams) -> SamplingParams:
         """The parameters for the engine. Raises RequestError for fields of `body` that are refused."""
 
     def messages(self, messages: Sequence["Message"], template: ChatTemplate) -> Sequence[Mapping[str, Any]]:
         """The messages as the template reads them. Raises RequestError for a call that is none."""
+
+    async def check(self, body: "ChatRequest") -> None:
+        """Raise RequestError for a schema that a required call cannot obey, and NoRoomError if too many wait
+        for such an answer.
+        """
 
     def tools(self, body: "ChatRequest") -> list[dict[str, Any]] | None:
         """The tools as the template reads them."""
@@ -156,18 +180,18 @@ class ChatExtension(Protocol):
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> dict[str, Any]:
-        """The fields of a choice that are other than without the extension: its message or delta, and its
-        finish_reason. The arguments are those of `Chat.choice`.
+        """The fields that replace those of `Chat.choice`: the message or delta, and the finish_reason. {} if
+        nothing changes. The arguments are those of `Chat.choice`.
         """
 
     def items(self, body: "ChatRequest", prompt_token_ids: Sequence[int]) -> AnswerItems | None:
-        """What makes items of the answer; None if the answer is one message. Raises RequestError for fields
-        of `body` that no item has a place for.
+        """An object that turns the answer into items; None if the answer is one message. Raises RequestError
+        for fields of `body` that have no place in items.
         """
 
 
 def refuse_tools(body: "ChatRequest") -> None:
-    """Raise RequestError for a value of `body` that only a ChatExtension gives an effect."""
+    """Raise RequestError for a value of `body` that has an effect only with a ChatExtension."""
     if body.tools:
         raise RequestError(400, f"tools {EXTENSION_B}: null or [] is accepted", param="tools")
     if body.tool_choice not in (None, "none", "auto"):
@@ -180,12 +204,11 @@ def refuse_tools(body: "ChatRequest") -> None:
 
 
 def refuse_turns_of_tools(messages: Sequence["Message"]) -> None:
-    """Raise RequestError for a message that only a ChatExtension understands."""
+    """Raise RequestError for a message that has a place in a prompt only with a ChatExtension."""
     for i, message in enumerate(messages):
         for name in ("tool_calls", "tool_call_id", "reasoning", "reasoning_content"):
             if getattr(message, name):
-                said = f"messages[{i}].{name} {EXTENSION_B}"
-                raise RequestError(400, said, param="messages")
+                raise RequestError(400, f"messages[{i}].{name} {EXTENSION_B}", param="messages")
         if message.role == "tool":
-            said = f"messages[{i}]: a message of role 'tool' {EXTENSION_B}"
-            raise RequestError(400, said, param="messages")
+            reason = f"messages[{i}]: a message of role 'tool' {EXTENSION_B}"
+            raise RequestError(400, reason, param="messages")

@@ -23,8 +23,9 @@ async def whole_response(
 ) -> Response:
     """One JSON object with the choices of all prompts, `n` of each prompt.
 
-    The JSON is written choice by choice, because a choice with a prompt's log probabilities takes long to
-    write: between two choices, other requests' outputs are sent.
+    `envelope` has the fields that all answers and chunks of this request share, such as its id. The JSON is
+    written choice by choice, because a choice with a prompt's log probabilities takes long to write: between
+    two choices, other requests' outputs are sent.
     """
     choices = []
     for i, output in enumerate(outputs):
@@ -45,47 +46,50 @@ async def whole_response(
 async def stream_chunks(
     envelope: dict,
     streams: list[OutputStream],
-    begun: list[RequestOutput],
+    empty_outputs: list[RequestOutput],
     n: int,
     body: Body,
     api: Completions[Body],
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks, in the order in which outputs arrive. Each chunk has what is new in one choice.
 
-    `begun` has an output without tokens for each stream. The last chunk has the usage, if the body asks for
-    it. Raises the error of the first stream that fails.
+    `envelope` has the fields that all chunks share. `empty_outputs` has an output without tokens for each
+    stream, for what is sent before the first token. The last chunk has the usage, if the body asks for it.
+    Raises the error of the first stream that fails.
     """
-    arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
+    arrived: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
     sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
-    latest = list(begun)
-    first: dict = {}  # fields of the first chunk
+    latest = list(empty_outputs)
+    only_in_first_chunk: dict = {}
     if body.return_token_ids and not api.prompt_ids_in_choice:
-        first = {"prompt_token_ids": list(begun[0].prompt_token_ids)}
+        only_in_first_chunk = {"prompt_token_ids": list(empty_outputs[0].prompt_token_ids)}
 
     async def forward(i: int, stream: OutputStream) -> None:
+        """Put each output of a stream into `arrived`, and the error if the stream fails."""
         try:
             async for output in stream:
-                await arriving.put((i, output))
+                await arrived.put((i, output))
         except Exception as error:
-            await arriving.put((i, error))
+            await arrived.put((i, error))
 
     clock = asyncio.get_running_loop().time
     tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    stream_options = body.stream_options
+    has_usage = bool(stream_options and stream_options.include_usage)
+    has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
 
     def usage() -> dict:
-        """The field `usage` of the next chunk: null, or what was used so far. {} if it is not asked for."""
-        if not include_usage:
+        """The field `usage` of the next chunk: the usage so far, or null. {} if usage is not asked for."""
+        if not has_usage:
             return {}
-        so_far = body.stream_options and body.stream_options.continuous_usage_stats
-        return {"usage": api.usage(body, latest) if so_far else None}
+        return {"usage": api.usage(body, latest) if has_continuous_usage else None}
 
     try:
         for choice in api.opening(body):
-            yield envelope | {"choices": [choice]} | usage() | first
-            first = {}
+            yield envelope | {"choices": [choice]} | usage() | only_in_first_chunk
+            only_in_first_chunk = {}
         while not all(output.finished for output in latest):
-            i, output = await arriving.get()
+            i, output = await arrived.get()
             turn_start = clock()
             if isinstance(output, Exception):
                 raise as_sent(output, body)
@@ -97,7 +101,7 @@ async def stream_chunks(
                 if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
                     await yield_to_others()
                     turn_start = clock()
-        if include_usage:
+        if has_usage:
             yield envelope | {"choices": [], "usage": api.usage(body, latest)}
     finally:
         for task in tasks:

@@ -79,15 +79,18 @@ class ArrivalMiddleware:
 def deadlines(app: FastAPI, _: Backend) -> None:
     """An extension of `create_app`: reads the header X-Request-Timeout, and adds it to /openapi.json."""
     app.add_middleware(ArrivalMiddleware)
-    describe = app.openapi
+    make_description = app.openapi
 
     def openapi() -> dict[str, Any]:
-        is_new = app.openapi_schema is None  # FastAPI keeps the description that it has made
-        description = describe()
+        """The app's description, in which each route that generates text has the header as a parameter."""
+        is_new = app.openapi_schema is None  # FastAPI makes the description once, and then returns the same
+        description = make_description()
         if is_new:
             for methods in description["paths"].values():
                 answer = methods.get("post", {}).get("responses", {}).get("200", {})
-                if "text/event-stream" in answer.get("content", {}):  # a route that generates: all can stream
+                # All routes that generate text can stream.
+                generates_text = "text/event-stream" in answer.get("content", {})
+                if generates_text:
                     methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 

@@ -71,83 +71,100 @@ def docs_page(description: Mapping[str, Any]) -> str:
 
 
 def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """One route: its body's fields and its answers."""
+    """One route as HTML: the fields of its body and of its answers. `schemas` are the description's schemas
+    that others refer to, by name.
+    """
     parts = [f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code></summary>"]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body:
         parts.append(_table("Body", _fields(body, schemas), "none"))
+    errors = []
     for status, response in operation["responses"].items():
-        if status.startswith("2"):
-            for media_type, content in response.get("content", {}).items():
-                is_stream = media_type == "text/event-stream"
-                schema = _event(content["itemSchema"]) if is_stream else content.get("schema", {})
-                heading = "Each event of a stream" if is_stream else "Answer"
-                parts.append(_table(f"{heading} ({status}, {media_type})", _fields(schema, schemas), "text"))
-    errors = [status for status in operation["responses"] if not status.startswith("2")]
+        if not status.startswith("2"):
+            errors.append(status)
+            continue
+        for media_type, content in response.get("content", {}).items():
+            if media_type == "text/event-stream":
+                heading, schema = "Each event of a stream", _event_schema(content["itemSchema"])
+            else:
+                heading, schema = "Answer", content.get("schema", {})
+            parts.append(_table(f"{heading} ({status}, {media_type})", _fields(schema, schemas), "text"))
     parts.append(f"<p>Errors: {escape(', '.join(errors))}</p></details>")
     return "".join(parts)
 
 
-def _event(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a stream's events, in the description of one item of the stream."""
-    _done, data = item["properties"]["data"]["anyOf"]
-    return data["contentSchema"]["anyOf"][0]
+def _event_schema(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a stream's events. `item` is the schema of one item of the stream, as `openapi_responses`
+    makes it: an item's data is [DONE] or an event.
+    """
+    _done, event = item["properties"]["data"]["anyOf"]
+    return event["contentSchema"]["anyOf"][0]
 
 
-def _table(heading: str, rows: Iterator[tuple[str, str, bool]], otherwise: str) -> str:
-    """A table of (field, kind, whether it is required); the paragraph `otherwise` if there are no fields."""
+def _table(heading: str, rows: Iterator[tuple[str, str, bool]], if_empty: str) -> str:
+    """A table of `rows`, which are those of `_fields`; the paragraph `if_empty` if there are no rows."""
     lines = [
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(kind)}</td>'
         f"<td>{'required' if is_required else ''}</td></tr>"
         for name, kind, is_required in rows
     ]
-    content = f"<table>{''.join(lines)}</table>" if lines else f"<p>{otherwise}</p>"
+    content = f"<table>{''.join(lines)}</table>" if lines else f"<p>{if_empty}</p>"
     return f"<h2>{escape(heading)}</h2>{content}"
 
 
 def _fields(
     schema: Mapping[str, Any], schemas: Mapping[str, Any], prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, str, bool]]:
-    """(name, kind, whether it is required) of each field of an object, and below it those of its objects."""
+    """(name, kind, whether it is required) of each field of an object.
+
+    After a field that holds objects come their fields, such as messages[].role after messages. `prefix` is
+    put before each name. `depth` is the number of objects around this one.
+    """
     schema = _resolved(schema, schemas)
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         yield prefix + name, _kind(field, schemas), name in required
         if depth + 1 < MAX_DEPTH:
-            for inner, dots in _objects(field, schemas):
-                yield from _fields(inner, schemas, f"{prefix}{name}{dots}.", depth + 1)
+            for inner_schema, brackets in _objects(field, schemas):
+                inner_prefix = f"{prefix}{name}{brackets}."
+                yield from _fields(inner_schema, schemas, inner_prefix, depth + 1)
 
 
 def _objects(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The objects with named fields that a field may hold, with "[]" if it holds a list of them."""
+    """(schema, brackets) of each object with named fields that a field may hold. The brackets are "" for the
+    object itself, "[]" for an object in a list, "[][]" for one in a list of lists.
+    """
     field = _resolved(field, schemas)
     if "properties" in field:
         yield field, ""
     for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
         yield from _objects(choice, schemas)
     if "items" in field:
-        for inner, dots in _objects(field["items"], schemas):
-            yield inner, "[]" + dots
+        for inner_schema, brackets in _objects(field["items"], schemas):
+            yield inner_schema, "[]" + brackets
 
 
 def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = schema.get("$ref")
+    """The schema that `schema` refers to, or `schema` itself if it is no reference."""
+    reference = schema.get("$ref")  # such as #/components/schemas/Message
     return schemas[reference.rpartition("/")[2]] if reference else schema
 
 
 def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     """What a field accepts, in words: "integer (from 0) or null"."""
     field = _resolved(field, schemas)
-    choices = (*field.get("anyOf", ()), *field.get("oneOf", ()))
-    kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in choices)) or [
-        field.get("type", "any value")
-    ]
-    if "number" in kinds and "integer" in kinds:
-        kinds.remove("integer")  # a number may be whole
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return " or ".join(map(json.dumps, values))
-    bounds = [text.format(field[keyword]) for keyword, text in BOUNDS.items() if keyword in field]
+    choices = (*field.get("anyOf", ()), *field.get("oneOf", ()))
+    kinds = [_kind(choice, schemas) for choice in choices]
+    kinds = list(dict.fromkeys(kinds))  # each kind once, in order
+    if not kinds:
+        kinds = [field.get("type", "any value")]
+    if "number" in kinds and "integer" in kinds:
+        kinds.remove("integer")  # a number may be whole
     if kinds == ["array"]:
         kinds = [f"list of {_kind(field.get('items', {}), schemas)}"]
-    return " or ".join(kinds) + (f" ({', '.join(bounds)})" if bounds else "")
+    kind = " or ".join(kinds)
+    bounds = [words.format(field[keyword]) for keyword, words in BOUNDS.items() if keyword in field]
+    return f"{kind} ({', '.join(bounds)})" if bounds else kind

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from engine.decoding.params import NotFoundError, ParameterError
+from engine.decoding.params import NoRoomError, NotFoundError, ParameterError
 from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
         return RequestError(400, str(error), param=error.field)
+    if isinstance(error, NoRoomError):
+        return RequestError(429, str(error), code="no_room", retry_after=1)
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
     if isinstance(error, HTTPException):
@@ -188,5 +190,5 @@ def install(app: FastAPI) -> None:
             error = _no_route(app, request.url.path)
         return as_request_error(error).response()
 
-    for kind in (RequestError, ParameterError, RequestValidationError, HTTPException, Exception):
+    for kind in (RequestError, ParameterError, NoRoomError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

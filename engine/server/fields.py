@@ -1,4 +1,4 @@
-"""What the bodies of all routes have in common: these fields and no others. Part 4."""
+"""The base class of the bodies of all routes. Part 4."""
 
 from itertools import islice
 from typing import Any
@@ -7,14 +7,16 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Fields(BaseModel):
-    """A JSON object with these fields and no others."""
+    """A JSON object with the fields of the subclass and no others: an unknown field is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _not_more_names_than_needed(cls, body: Any) -> Any:
-        """Keep at most one name more than there are fields. One of the kept names is then unknown, so the
-        body is refused, and the other names need no check.
+    def _without_surplus_names(cls, body: Any) -> Any:
+        """Keep at most one name more than the class has fields. If there were more, one of the kept names is
+        unknown, so the body is refused; checking thousands of further names would take long.
         """
-        return dict(islice(body.items(), len(cls.model_fields) + 1)) if isinstance(body, dict) else body
+        if not isinstance(body, dict):
+            return body
+        return dict(islice(body.items(), len(cls.model_fields) + 1))

@@ -14,15 +14,18 @@ from fastapi import FastAPI
 from pydantic import StrictStr
 
 from engine.decoding.outputs import FinishReason
-from engine.decoding.params import SamplingParams, with_recommended
+from engine.decoding.params import SamplingParams
+from engine.decoding.recommended import with_recommended
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
+from engine.server.field_types import Integer, Number, bounds
 from engine.server.fields import Fields
-from engine.server.protocol import Integer, Number, bounds
 from engine.server.responses import ResponseFields, openapi_responses
 
 
 class GenerateRequest(Fields):
+    """The body of POST /generate. A field that is null counts as not given."""
+
     prompt: Annotated[StrictStr, bounds(minLength=1)]
     max_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None

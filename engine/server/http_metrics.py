@@ -31,21 +31,25 @@ FINE_BUCKETS = (
 
 
 class HttpMetrics:
-    """A collector of what `CountRequests` counts. Seconds are from a request's head to its answer's end."""
+    """A collector of what `CountRequests` counts. Durations are in seconds, from a request's head to the end
+    of its answer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # between the server's event loop and readers
         self._requests: Counter[tuple[str, str, str]] = Counter()  # by handler, method, status
-        self._seconds: dict[tuple[str, str], Histogram] = {}  # by handler and method
-        self._fine = Histogram(FINE_BUCKETS)
+        self._by_route: dict[tuple[str, str], Histogram] = {}  # durations by handler and method
+        self._all = Histogram(FINE_BUCKETS)  # durations of all requests together
 
     def observe(self, handler: str, method: str, status: str, seconds: float) -> None:
-        """Count a request that has been answered, or was given up."""
+        """Count a request that is over. `handler` is a route's template or NO_HANDLER, `method` any HTTP
+        method, `status` the class of the answer's status, such as "2xx", and `seconds` the duration.
+        """
         method = method if method in METHODS else OTHER
         with self._lock:
             self._requests[handler, method, status] += 1
-            self._seconds.setdefault((handler, method), Histogram(BUCKETS)).observe(seconds)
-            self._fine.observe(seconds)
+            self._by_route.setdefault((handler, method), Histogram(BUCKETS)).observe(seconds)
+            self._all.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, for the registry."""
@@ -59,16 +63,16 @@ class HttpMetrics:
             "Seconds to the end of the answer, by route and method.",
             labels=("handler", "method"),
         )
-        fine = HistogramMetricFamily(
+        all_requests = HistogramMetricFamily(
             "http_request_duration_highr_seconds", "Seconds to the end of the answer, in finer buckets."
         )
         with self._lock:
             for labels, count in self._requests.items():
                 counter.add_metric(labels, count)
-            for (handler, method), histogram in self._seconds.items():
+            for (handler, method), histogram in self._by_route.items():
                 by_route.add_metric((handler, method), histogram.prometheus_buckets(), histogram.sum)
-            fine.add_metric((), self._fine.prometheus_buckets(), self._fine.sum)
-        yield from (counter, by_route, fine)
+            all_requests.add_metric((), self._all.prometheus_buckets(), self._all.sum)
+        yield from (counter, by_route, all_requests)
 
 
 def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Extension:
@@ -117,13 +121,13 @@ class CountRequests:
         """The template of the route for this request, such as /v1/models/{name}, or NO_HANDLER. A route that
         takes the path, but not the method, counts if no other route takes both.
         """
-        path_alone = NO_HANDLER
+        handler = NO_HANDLER
         for route in self.server.routes:
             if not isinstance(route, Route):
                 continue
             match, _ = route.matches(scope)
             if match is Match.FULL:
                 return route.path
-            if match is Match.PARTIAL and path_alone == NO_HANDLER:
-                path_alone = route.path
-        return path_alone
+            if match is Match.PARTIAL and handler == NO_HANDLER:  # the path, but not the method
+                handler = route.path
+        return handler

@@ -1,4 +1,4 @@
-"""Fields that the server does not have, and the values of such fields that ask for nothing. Part 4.
+"""Types of fields that have no effect on this server, and accept only values that ask for nothing. Part 4.
 
 Clients send many fields by habit. A value that asks for nothing (`tools: null`, `store: false`) is accepted;
 any other value is refused, and the error says what is accepted.

@@ -8,126 +8,34 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    Tag,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, StrictBool, StrictStr
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams, with_recommended
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.decoding.recommended import with_recommended
 from engine.server.errors import RequestError
-from engine.server.fields import Fields
-from engine.server.limits import (
-    MAX_BAD_WORD_CHARACTERS,
-    MAX_BAD_WORDS,
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
-    MAX_NAME_CHARACTERS,
-    MAX_PRIORITY,
-    MAX_PROMPTS,
-    MAX_STOP_CHARACTERS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOPS,
-    PLAIN_ID,
+from engine.server.field_types import (
+    TOKEN_ID,
+    BadWords,
+    Biases,
+    Integer,
+    Name,
+    Number,
+    Prompts,
+    RequestName,
+    Salt,
+    StopOrStops,
+    StopTokenIds,
+    TokenIds,
+    bounds,
+    not_too_many,
+    prompt_or_stop_kind,
 )
+from engine.server.fields import Fields
+from engine.server.limits import MAX_CHOICES, MAX_PRIORITY
 from engine.server.neutral import neutral
 from engine.server.structured_fields import ResponseFormat, StructuredOutputs, structure_of
-
-TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
-
-
-def _prompt_or_stop_kind(value: Any) -> str | None:
-    """The tag of `Prompts` or `StopOrStops` that `value` should have, judged by the first item of a list.
-
-    None if no tag fits. pydantic then checks `value` against the type with this tag only.
-    """
-    if isinstance(value, str):
-        return "text"
-    if not isinstance(value, list):
-        return None
-    first = value[0] if value else ""
-    if isinstance(first, list):
-        return "lists of ids"
-    return "ids" if isinstance(first, int) else "texts"
-
-
-def _not_too_many(entries: Any) -> Any:
-    """Return `entries` unchanged. Raises PydanticCustomError for more than MAX_LOGIT_BIAS entries.
-
-    pydantic's own `max_length` would check every entry before it counts the entries.
-    """
-    if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
-        raise PydanticCustomError(
-            "too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}"
-        )
-    return entries
-
-
-def _number(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError if `value` is not a number.
-
-    pydantic's own error would name only the first type of the union, and ask for an integer.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PydanticCustomError("number_type", "Input should be a valid number")
-    return value
-
-
-def _integer(value: Any) -> Any:
-    """5 for 5.0: for JSON Schema, a number without a fraction is an integer. Other values are unchanged."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def bounds(**keywords: Any) -> Any:
-    """Bounds for /openapi.json, as JSON Schema keywords. pydantic does not check these bounds: the engine
-    does, with an error message that says more.
-    """
-    return Field(json_schema_extra=keywords)
-
-
-# `fail_fast` ends the check of a list at the first wrong item. A complaint about each wrong item would take
-# many times the memory of the body, and the answer tells only the first complaint.
-Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
-Integer = Annotated[StrictInt, BeforeValidator(_integer)]
-Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
-Salt = Annotated[Name, Field(min_length=1)]
-RequestName = Annotated[StrictStr, Field(pattern=f"^{PLAIN_ID}$")]
-Texts = Annotated[
-    list[Annotated[StrictStr, bounds(minLength=1)]], Field(max_length=MAX_PROMPTS, fail_fast=True)
-]
-TokenId = Annotated[StrictInt, bounds(minimum=0)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]
-Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
-StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
-BadWord = Annotated[
-    StrictStr, Field(max_length=MAX_BAD_WORD_CHARACTERS, json_schema_extra={"minLength": 1, "pattern": r"\S"})
-]
-BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
-Biases = Annotated[
-    dict[str, Annotated[Number, bounds(minimum=-100, maximum=100)]],
-    bounds(propertyNames={"pattern": f"^({TOKEN_ID})$"}, maxProperties=MAX_LOGIT_BIAS),
-]
-Prompts = Annotated[
-    Annotated[StrictStr, bounds(minLength=1), Tag("text")]
-    | Annotated[Texts, Tag("texts")]
-    | Annotated[TokenIds, Tag("ids")]
-    | Annotated[TokenIdLists, Tag("lists of ids")],
-    Discriminator(_prompt_or_stop_kind, "prompt_kind", "a text, token ids, or a list of either is accepted"),
-]
-StopOrStops = Annotated[
-    Annotated[Stop, Tag("text")] | Annotated[Stops, Tag("texts")],
-    Discriminator(_prompt_or_stop_kind, "stop_kind", "a text or a list of texts is accepted"),
-]
 
 
 class StreamOptions(Fields):
@@ -149,7 +57,7 @@ class SamplingFields(Fields):
     stop: StopOrStops | None = None
     presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
-    logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
+    logit_bias: Annotated[Biases, BeforeValidator(not_too_many)] | None = None
     seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
     response_format: ResponseFormat | None = None
@@ -177,8 +85,8 @@ class SamplingFields(Fields):
         None,
         neutral(
             False,
-            otherwise="beam search takes a whole engine, and a server has many users; LLM.beam_search of "
-            "Extension B does it offline: null or false is accepted",
+            otherwise="is not supported: beam search takes a whole engine, and a server has many users; "
+            "LLM.beam_search of Extension B does it offline. Null or false is accepted",
         ),
     ] = None
 
@@ -217,10 +125,12 @@ class SamplingFields(Fields):
 
         Raises ParameterError if a key is not a token id.
         """
-        for key in self.logit_bias or ():
+        if not self.logit_bias:
+            return None
+        for key in self.logit_bias:
             if not re.fullmatch(TOKEN_ID, key):
                 raise ParameterError("logit_bias", f"logit_bias has key {key!r}: keys must be token ids")
-        return {int(key): bias for key, bias in self.logit_bias.items()} if self.logit_bias else None
+        return {int(key): bias for key, bias in self.logit_bias.items()}
 
 
 class CompletionRequest(SamplingFields):
@@ -242,7 +152,7 @@ class CompletionRequest(SamplingFields):
             # For an empty prompt, OpenAI starts a new document. The token that starts one depends on the
             # model, so the client must send that token.
             raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
-        is_single = _prompt_or_stop_kind(self.prompt) in ("text", "ids")
+        is_single = prompt_or_stop_kind(self.prompt) in ("text", "ids")
         prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
         if len(prompts) * (self.n or 1) > MAX_CHOICES:
             message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
@@ -284,8 +194,9 @@ class Completions(Generic[Body]):
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
         self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
-        # What `ruvon serve` knows of its model: generation_config.json's parameters, and OpenAI's
-        # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
+        # `ruvon serve` sets these three. `recommended` are the parameters of generation_config.json.
+        # `fingerprint` is OpenAI's `system_fingerprint`: it differs if the same request with the same seed
+        # may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
         self.first_name: Mapping[str, str] = {}  # another name of the model -> the name that answers have
@@ -363,12 +274,13 @@ class Completions(Generic[Body]):
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
-        prompt = sum(len(output.prompt_token_ids) for output in outputs)
-        completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+        samples = [sample for output in outputs for sample in output.outputs]
+        num_output_tokens = sum(len(sample.token_ids) for sample in samples)
         usage: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
         }
         cached = [output.num_cached_tokens for output in outputs if output.num_cached_tokens is not None]
         if cached:

@@ -1,8 +1,8 @@
-"""Parsers that tell a model's thoughts from its answer, by the names of vLLM's `--reasoning-parser`.
+"""Parsers that separate a model's thoughts from its answer, under the names of vLLM's `--reasoning-parser`.
 Extension B.
 
-Promises that thoughts and the rest are the text, but for the two marks. Does not know what the rest is: it is
-handed to another parser, as it comes.
+Promises that no text is lost: thoughts and the rest together are the answer's text without the two marks. The
+rest is passed on to another parser, which finds the calls in it.
 """
 
 from engine.server.answer_pieces import Parser, Piece, num_held_back
@@ -11,17 +11,17 @@ START, END = "<think>", "</think>"
 
 
 class ThinkParser:
-    """Qwen3's thoughts: from <think>, the first of a text, to </think>.
+    """Qwen3's thoughts: the text from <think>, with which the answer begins, to </think>.
 
-    A model that does not begin with <think> has no thoughts, except if the prompt has begun them, as
-    templates of later models do. Thoughts that never end are all thoughts.
+    An answer that does not begin with <think> has no thoughts, unless the prompt has begun them, as templates
+    of later models do. If </think> is missing, all text behind <think> is thoughts.
     """
 
     def __init__(self, inner: Parser, is_thinking: bool = False) -> None:
-        """`inner` reads what comes behind the thoughts. `is_thinking`: the prompt ends inside thoughts."""
+        """`inner` reads the text behind the thoughts. `is_thinking`: the prompt has begun thoughts."""
         self.inner = inner
-        self.state = "thinking" if is_thinking else "before"  # then "after"
-        self._held_back = ""
+        self.state = "thinking" if is_thinking else "before"  # before, thinking and after, in this order
+        self._held_back = ""  # text that may be the beginning of a mark
 
     def feed(self, text: str) -> list[Piece]:
         """As in Parser."""
@@ -29,23 +29,20 @@ class ThinkParser:
             return self.inner.feed(text)
         text, self._held_back = self._held_back + text, ""
         if self.state == "before":
-            begun = text.lstrip()
-            if START.startswith(begun):
-                if begun == START:
-                    self.state = "thinking"
-                else:
-                    self._held_back = text
+            stripped = text.lstrip()
+            if stripped != START and START.startswith(stripped):  # the mark may still be incomplete
+                self._held_back = text
                 return []
-            if not begun.startswith(START):
+            if not stripped.startswith(START):
                 self.state = "after"
                 return self.inner.feed(text)
-            self.state, text = "thinking", begun.removeprefix(START)
-        thoughts, end, rest = text.partition(END)
-        if not end:
-            certain = len(text) - num_held_back(text, [END])
-            thoughts, self._held_back = text[:certain], text[certain:]
+            self.state, text = "thinking", stripped.removeprefix(START)
+        thoughts, end_mark, rest = text.partition(END)
+        if not end_mark:
+            num_certain = len(text) - num_held_back(text, [END])
+            thoughts, self._held_back = text[:num_certain], text[num_certain:]
         pieces = [Piece("reasoning", thoughts)] if thoughts else []
-        if end:
+        if end_mark:
             self.state = "after"
             pieces += self.inner.feed(rest)
         return pieces
@@ -59,7 +56,7 @@ class ThinkParser:
 
 
 def ends_in_thoughts(prompt: str) -> bool:
-    """Whether a prompt has begun thoughts and not ended them."""
+    """Whether the last <think> of a prompt has no </think> behind it."""
     return prompt.rfind(START) > prompt.rfind(END)
 
 

@@ -1,13 +1,13 @@
-"""An answer as the items of a response: thoughts, a message, calls, each with OpenAI's events. Extension B.
+"""Turns an answer into a response's items: thoughts, messages, calls, with OpenAI's events. Extension B.
 
-Shapes: https://platform.openai.com/docs/api-reference/responses-streaming
+Text of one kind is one item: a new item begins where the kind of the pieces changes, and with each call.
+Knows no HTTP. Shapes: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from engine.decoding.outputs import CompletionOutput
@@ -16,51 +16,59 @@ from engine.server.answer_reader import AnswerReader
 from engine.server.reasoning import END
 from engine.text.tokenizer import Tokenizer
 
-ITEM_OF = {"reasoning": "reasoning", "content": "message", "call": "function_call"}  # by a piece's kind
-TEXT_OF = {  # what an item's text is called in its events
+# kind of a piece -> type of the item to which it belongs
+ITEM_TYPES = {
+    "reasoning": "reasoning", "content": "message", "call": "function_call", "arguments": "function_call",
+}  # fmt: skip
+# type of an item -> name of its text in events
+TEXT_NAMES = {
     "reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments",
 }  # fmt: skip
-PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # OpenAI's, by type of an item
 
 
 @dataclass
 class Item:
-    """An item as far as it has come."""
+    """An item, as far as the model has written it."""
 
-    kind: str
-    name: str = ""  # of the function that is called
+    type: str  # a key of TEXT_NAMES
+    name: str = ""  # of the function, if the item is a call
     text: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.id = f"{PREFIXES[self.kind]}_{uuid.uuid4().hex}"
-        self.call_id = f"call_{uuid.uuid4().hex[:24]}"
+        self.id = f"{ID_PREFIXES[self.type]}_{uuid.uuid4().hex}"
+        self.call_id = f"call_{uuid.uuid4().hex[:24]}"  # only calls show it
 
     def part(self) -> dict[str, Any]:
-        """The part of a message or of thoughts, with its text so far."""
+        """The content part of a message or of thoughts, with the text so far."""
         text = "".join(self.text)
-        if self.kind == "reasoning":
+        if self.type == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def json(self, status: str) -> dict[str, Any]:
-        """OpenAI's object. An item in progress is sent without its text, which follows in deltas."""
-        item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
+        """The item as OpenAI's JSON object. With status "in_progress" it has no text, which follows in
+        deltas.
+        """
+        item: dict[str, Any] = {"id": self.id, "type": self.type, "status": status}
         parts = [] if status == "in_progress" else [self.part()]
-        if self.kind == "message":
+        if self.type == "message":
             return item | {"role": "assistant", "content": parts}
-        if self.kind == "reasoning":
+        if self.type == "reasoning":
             return item | {"summary": [], "content": parts}
         arguments = "" if status == "in_progress" else "".join(self.text)
         return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
 
 
 class ResponseItems:
-    """An AnswerItems."""
+    """The items of one answer: an AnswerItems (chat_tools.py)."""
 
     def __init__(self, make_reader: Callable[[bool], AnswerReader], tokenizer: Tokenizer) -> None:
-        """`make_reader(finds_calls)` makes what reads the answer."""
+        """`make_reader(finds_calls)` makes a reader of the answer. A reader with `finds_calls` False takes
+        calls for content.
+        """
         self.make_reader, self.tokenizer = make_reader, tokenizer
-        self.reader: AnswerReader | None = None  # of a stream
+        self.reader: AnswerReader | None = None  # None until the answer is read
         self.items: list[Item] = []
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
@@ -80,71 +88,83 @@ class ResponseItems:
         """As in AnswerItems."""
         if self.reader is None:
             self.events(sample, None)
-            if self.reader is not None and self.reader.has_broken_call:  # all of it is content
+            if self.reader is not None and self.reader.has_broken_call:  # then all text is content
                 self.items, self.reader = [], self.make_reader(False)
                 self.events(sample, None)
-        last = len(self.items) - 1
-        return [item.json(_status(sample) if i == last else "completed") for i, item in enumerate(self.items)]
+        output = []
+        for item in self.items:
+            is_last = item is self.items[-1]
+            output.append(item.json(_status(sample) if is_last else "completed"))
+        return output
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """As in AnswerItems: the tokens up to the one that completes the mark of the thoughts' end."""
-        if not any(item.kind == "reasoning" for item in self.items):
+        """As in AnswerItems: the number of tokens up to the one that completes the mark </think>, or of all
+        tokens if the mark is missing.
+        """
+        if not any(item.type == "reasoning" for item in self.items):
             return 0
-        ids = list(sample.token_ids)
-        is_over = partial(self._is_over, ids)
-        return bisect_left(range(len(ids)), True, key=is_over) + 1 if is_over(len(ids) - 1) else len(ids)
+        token_ids = list(sample.token_ids)
 
-    def _is_over(self, ids: list[int], last: int) -> bool:
-        """Whether the thoughts end with the token at `last` or before."""
-        return END in self.tokenizer.decode(ids[: last + 1])
+        def contains_end(num_tokens: int) -> bool:
+            return END in self.tokenizer.decode(token_ids[:num_tokens])
+
+        if not contains_end(len(token_ids)):
+            return len(token_ids)
+        # `contains_end` is False up to some number and then True, so a binary search finds the first True.
+        return bisect_left(range(len(token_ids)), True, key=contains_end)
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
-        """The events of one piece."""
+        """Add a piece to the items, and return its events."""
         events: list[dict[str, Any]] = []
         if piece.kind == "broken":
             return events
-        kind = ITEM_OF.get(piece.kind, "function_call")
-        if piece.kind == "call" or not self.items or self.items[-1].kind != kind:
+        item_type = ITEM_TYPES[piece.kind]
+        if piece.kind == "call" or not self.items or self.items[-1].type != item_type:
             events += self._end("completed")
-            events += self._begin(Item(kind, piece.text if piece.kind == "call" else ""))
+            events += self._begin(Item(item_type, piece.text if piece.kind == "call" else ""))
         if piece.kind != "call":
             self.items[-1].text.append(piece.text)
-            delta = self._event(TEXT_OF[kind], "delta") | {"delta": piece.text}
-            events.append(delta | ({"logprobs": []} if kind == "message" else {}))
+            delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
+            if item_type == "message":
+                delta["logprobs"] = []
+            events.append(delta)
         return events
 
-    def _event(self, kind: str, what: str) -> dict[str, Any]:
-        """An event of the last item."""
-        event: dict[str, Any] = {"type": f"response.{kind}.{what}", "item_id": self.items[-1].id}
+    def _event(self, subject: str, verb: str) -> dict[str, Any]:
+        """An event of the last item, such as ("output_text", "delta"), without the fields of its own."""
+        item = self.items[-1]
+        event: dict[str, Any] = {"type": f"response.{subject}.{verb}", "item_id": item.id}
         event["output_index"] = len(self.items) - 1
-        return event if self.items[-1].kind == "function_call" else event | {"content_index": 0}
+        if item.type != "function_call":  # calls have no content parts
+            event["content_index"] = 0
+        return event
 
     def _begin(self, item: Item) -> list[dict[str, Any]]:
+        """Add an item, and return the events of its beginning."""
         self.items.append(item)
-        events = [
-            {"type": "response.output_item.added", "output_index": len(self.items) - 1}
-            | {"item": item.json("in_progress")}
-        ]
-        if item.kind == "message":
+        added = {"type": "response.output_item.added", "output_index": len(self.items) - 1}
+        events = [added | {"item": item.json("in_progress")}]
+        if item.type == "message":
             events.append(self._event("content_part", "added") | {"part": item.part()})
         return events
 
     def _end(self, status: str) -> list[dict[str, Any]]:
-        """The events of the last item's end."""
+        """The events of the last item's end; [] if there is no item."""
         if not self.items:
             return []
         item, text = self.items[-1], "".join(self.items[-1].text)
-        done = self._event(TEXT_OF[item.kind], "done")
-        if item.kind == "message":
+        text_done = self._event(TEXT_NAMES[item.type], "done")
+        if item.type == "message":
             part_done = self._event("content_part", "done") | {"part": item.part()}
-            events = [done | {"text": text, "logprobs": []}, part_done]
-        elif item.kind == "reasoning":
-            events = [done | {"text": text}]
+            events = [text_done | {"text": text, "logprobs": []}, part_done]
+        elif item.type == "reasoning":
+            events = [text_done | {"text": text}]
         else:
-            events = [done | {"name": item.name, "arguments": text}]
-        done = {"type": "response.output_item.done", "output_index": len(self.items) - 1}
-        return [*events, done | {"item": item.json(status)}]
+            events = [text_done | {"name": item.name, "arguments": text}]
+        item_done = {"type": "response.output_item.done", "output_index": len(self.items) - 1}
+        return [*events, item_done | {"item": item.json(status)}]
 
 
 def _status(sample: CompletionOutput) -> str:
+    """The status of a finished answer's last item."""
     return "completed" if sample.finish_reason == "stop" else "incomplete"

@@ -91,8 +91,9 @@ class HealthResponse(ResponseFields):
 
 
 class CompletionChunk(ResponseFields):
-    """One event of a stream: what is new. If usage was asked for, it is null in all events but the last,
-    or with `continuous_usage_stats` in each what was used so far."""
+    """One event of a stream, with what is new. If usage was asked for, the last event has it, and in the
+    others it is null; with `continuous_usage_stats`, each event has the usage so far.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -103,13 +104,14 @@ class CompletionChunk(ResponseFields):
     usage: UsageInfo | None = None
 
 
+# The description of /health's answer with status 503.
 DOWN = {"model": HealthResponse | ErrorBody, "description": "Requests cannot be served"}
 
 
 def openapi_responses(
     answer: type[BaseModel] | None, *events: type[BaseModel]
 ) -> dict[int | str, dict[str, Any]]:
-    """The answers of a route with status 200, for FastAPI's `responses`.
+    """The description of a route's answers with status 200, for FastAPI's `responses`.
 
     `answer` is the model of a whole answer; None if the route only streams. `events` are the models of the
     events in a stream, which ends with [DONE]; none if the route does not stream.

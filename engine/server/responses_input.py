@@ -1,6 +1,6 @@
-"""The items of a response's input, and the turns of a chat that they are. Part 20.
+"""The items of a response's input, and how they become messages of a chat. Part 20.
 
-A client sends an answer's items back as they came, with its tools' results behind its calls.
+A client sends the items of earlier answers back unchanged, with the results of its tools after the calls.
 Shapes: https://platform.openai.com/docs/api-reference/responses/create
 """
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StrictStr, Tag
 
-from engine.server.chat_request import Absent, Message
+from engine.server.chat_request import Absent, Message, content_kind
 from engine.server.chat_tools import CalledFunction, CallId, ToolCall, ToolName
+from engine.server.field_types import Name
 from engine.server.fields import Fields
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.neutral import neutral
-from engine.server.protocol import Name
 
 
 class InputText(Fields):
@@ -26,9 +26,8 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
 
 
-def _content_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (an item's content) should have; None if no type fits."""
-    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+Parts = Annotated[list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
+Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputMessage(Fields):
@@ -37,14 +36,11 @@ class InputMessage(Fields):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[StrictStr, Tag("text")]
-        | Annotated[
-            list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("parts")
-        ],
-        Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
+        Annotated[StrictStr, Tag("text")] | Annotated[Parts, Tag("parts")],
+        Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
     ]
     id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
     def text(self) -> str:
@@ -54,49 +50,50 @@ class InputMessage(Fields):
 
 
 class FunctionCall(Fields):
-    """A call that an earlier answer had. `id` and `status` stand in answers that are sent back."""
+    """A call in an earlier answer. `id` and `status` stand in answers that are sent back."""
 
     type: Literal["function_call"]
     call_id: CallId
     name: ToolName
-    arguments: StrictStr
+    arguments: StrictStr  # JSON
     id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Status | None = None
 
 
 class FunctionCallOutput(Fields):
-    """What a tool has answered to a call."""
+    """The result of a call, which the client's tool has returned."""
 
     type: Literal["function_call_output"]
     call_id: CallId
     output: Annotated[
-        Annotated[StrictStr, Tag("text")]
-        | Annotated[
-            list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("parts")
-        ],
-        Discriminator(_content_kind, "output_kind", "a text or a list of text parts is accepted"),
+        Annotated[StrictStr, Tag("text")] | Annotated[Parts, Tag("parts")],
+        Discriminator(content_kind, "output_kind", "a text or a list of text parts is accepted"),
     ]
     id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Status | None = None
 
     def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+        """The output's text. Several parts are joined by line breaks."""
+        output = self.output
+        return output if isinstance(output, str) else "\n".join(part.text for part in output)
 
 
 class ReasoningText(Fields):
+    """A part of the thoughts."""
+
     type: Literal["reasoning_text"]
     text: StrictStr
 
 
 class ReasoningItem(Fields):
-    """Thoughts that an earlier answer had. No summaries are made of them here."""
+    """The thoughts of an earlier answer. `summary` must be empty, because no summaries are made here."""
 
     type: Literal["reasoning"]
     id: Name | None = None
     summary: Annotated[None, neutral([], otherwise="is not supported: null or [] is accepted")] = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_TEXT_PARTS, fail_fast=True)] | None = None
     encrypted_content: Absent = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Status | None = None
 
 
 Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
@@ -105,10 +102,12 @@ ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 def _item_kind(value: Any) -> str | None:
     """The tag of the type that `value` (an item of the input) should have; None if no type fits."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict):  # an item that is parsed already
         return getattr(value, "type", None) or "message"
-    kind = value.get("type")
-    return "message" if kind is None else kind if kind in ITEM_TYPES else None
+    item_type = value.get("type")
+    if item_type is None:  # OpenAI's clients leave out the type of a message
+        return "message"
+    return item_type if item_type in ITEM_TYPES else None
 
 
 Items = Annotated[
@@ -127,38 +126,38 @@ Items = Annotated[
 ]
 
 
-def turns_of(items: Sequence[Item]) -> list[Message]:
-    """The messages of a chat. Thoughts, a message and calls that follow each other are one turn of the
-    assistant, as they were one answer.
+def chat_messages(items: Sequence[Item]) -> list[Message]:
+    """The items as messages of a chat. Thoughts, a message and calls that follow each other, in this order,
+    become one message of the assistant, because they were one answer.
     """
-    turns: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {}  # the assistant's turn that is being gathered, which is the last of `turns`
+    messages: list[dict[str, Any]] = []
 
-    def of_answer(field: str) -> dict[str, Any]:
-        """The turn to put `field` into: a new one, if the last turn has it or is another's."""
-        nonlocal answer
-        is_open = bool(turns) and turns[-1] is answer and field not in answer and "tool_calls" not in answer
-        if not is_open:
-            answer = {"role": "assistant"}
-            turns.append(answer)
-        return answer
+    def assistants_message(field: str) -> dict[str, Any]:
+        """The message of the assistant that `field` belongs to: the last message, or a new one if the last
+        has the field already, has calls already, or is not the assistant's.
+        """
+        last = messages[-1] if messages else {"role": ""}
+        has_room = field not in last and "tool_calls" not in last
+        if last["role"] != "assistant" or not has_room:
+            messages.append({"role": "assistant"})
+        return messages[-1]
 
     for item in items:
         match item:
             case InputMessage(role="assistant"):
-                of_answer("content")["content"] = item.text()
+                assistants_message("content")["content"] = item.text()
             case InputMessage():
-                turns.append({"role": item.role, "content": item.text()})
+                messages.append({"role": item.role, "content": item.text()})
             case ReasoningItem():
                 if thoughts := "".join(part.text for part in item.content or ()):
-                    of_answer("reasoning")["reasoning"] = thoughts
+                    assistants_message("reasoning")["reasoning"] = thoughts
             case FunctionCall():
-                called = CalledFunction(name=item.name, arguments=item.arguments)
-                call = ToolCall(id=item.call_id, function=called)
-                if turns and turns[-1] is answer:
-                    answer.setdefault("tool_calls", []).append(call)
+                function = CalledFunction(name=item.name, arguments=item.arguments)
+                call = ToolCall(id=item.call_id, function=function)
+                if messages and messages[-1]["role"] == "assistant":  # a message may have several calls
+                    messages[-1].setdefault("tool_calls", []).append(call)
                 else:
-                    of_answer("tool_calls")["tool_calls"] = [call]
+                    messages.append({"role": "assistant", "tool_calls": [call]})
             case FunctionCallOutput():
-                turns.append({"role": "tool", "content": item.text(), "tool_call_id": item.call_id})
-    return [Message(**turn) for turn in turns]
+                messages.append({"role": "tool", "content": item.text(), "tool_call_id": item.call_id})
+    return [Message(**message) for message in messages]

@@ -28,22 +28,22 @@ from engine.server.chat_tools import (
     ToolName,
 )
 from engine.server.errors import RequestError
+from engine.server.field_types import Integer, Name, Number, Salt, StopOrStops, bounds
 from engine.server.fields import Fields
 from engine.server.limits import MAX_TOOLS
 from engine.server.neutral import neutral
-from engine.server.protocol import Integer, Name, Number, Salt, StopOrStops, bounds
-from engine.server.responses_input import Items, turns_of
+from engine.server.responses_input import Items, chat_messages
 from engine.server.structured_fields import JsonSchema, ResponseFormat, SchemaName
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
-# Fields of the same name and meaning in a ChatRequest.
-SAME = (
+# Fields with the same name and meaning as in a ChatRequest.
+SAME_FIELDS = (
     "temperature", "top_p", "stream", "metadata", "user", "safety_identifier", "prompt_cache_key", "top_k",
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "ignore_eos",
     "priority", "cache_salt", "chat_template_kwargs",
 )  # fmt: skip
-# Fields of a ChatRequest under their names here, for errors.
-NAMES_HERE = {
+# A field of a ChatRequest -> the field of this API from which it comes.
+RESPONSES_NAMES = {
     "messages": "input", "logprobs": "include", "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning", "response_format": "text",
 }  # fmt: skip
@@ -51,26 +51,36 @@ NAMES_HERE = {
 
 def _input_kind(value: Any) -> str | None:
     """The tag of the type that `value` (the input) should have; None if no type fits."""
-    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
+    if isinstance(value, str):
+        return "text"
+    return "items" if isinstance(value, list) else None
 
 
 class ResponseTool(Function):
-    """A function, whose fields stand beside its type here."""
+    """A function that the model may call. Its fields stand beside `type`, and not in an object of their own
+    as in a chat.
+    """
 
     type: Literal["function"]
 
     def chat_tool(self) -> Tool:
-        given = self.model_dump(exclude_unset=True, exclude={"type"})
-        return Tool(type="function", function=Function(**given))
+        """The same tool as it stands in a chat."""
+        function_fields = self.model_dump(exclude_unset=True, exclude={"type"})
+        return Tool(type="function", function=Function(**function_fields))
 
 
 class NamedResponseTool(Fields):
+    """The value of `tool_choice` that asks for a call of this function."""
+
     type: Literal["function"]
     name: ToolName
 
 
 def _choice_kind(value: Any) -> str | None:
-    return "word" if isinstance(value, str) else "function" if isinstance(value, dict) else None
+    """The tag of the type that `value` (a tool_choice) should have; None if no type fits."""
+    if isinstance(value, str):
+        return "word"
+    return "function" if isinstance(value, dict) else None
 
 
 class TextFormat(Fields):
@@ -84,23 +94,29 @@ class TextFormat(Fields):
 
     def response_format(self) -> ResponseFormat:
         """The same for a chat. Raises RequestError if a field is missing or has no use."""
-        given = {"name": self.name, "description": self.description, "schema": self.schema_}
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.type != "json_schema" and (given or self.strict is not None):
-            name = next(iter(given), "strict")
-            raise RequestError(400, f'text.format.{name} needs type "json_schema"', "text")
-        for name in ("name", "schema") if self.type == "json_schema" else ():
+        fields = {"name": self.name, "description": self.description, "schema": self.schema_}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if self.type != "json_schema":
+            if given or self.strict is not None:
+                name = next(iter(given), "strict")
+                raise RequestError(400, f'text.format.{name} needs type "json_schema"', "text")
+            return ResponseFormat(type=self.type)
+        for name in ("name", "schema"):
             if name not in given:
                 raise RequestError(400, f'text.format.{name} is required with type "json_schema"', "text")
-        return ResponseFormat(type=self.type, json_schema=JsonSchema.model_validate(given) if given else None)
+        return ResponseFormat(type=self.type, json_schema=JsonSchema.model_validate(given))
 
 
 class TextConfig(Fields):
+    """What the answer's text must be like."""
+
     format: TextFormat | None = None
     verbosity: Verbosity = None
 
 
 class ReasoningConfig(Fields):
+    """How much the model is to think, if its chat template reads `reasoning_effort`."""
+
     effort: Name | None = None
     summary: Absent = None
     generate_summary: Absent = None
@@ -188,7 +204,7 @@ class ResponsesRequest(Fields):
         if isinstance(self.input, str):
             messages.append(Message(role="user", content=self.input))
         else:
-            messages += turns_of(self.input)
+            messages += chat_messages(self.input)
         if not messages:
             raise RequestError(400, "input has no message", param="input")
         tool_choice: Any = self.tool_choice
@@ -205,15 +221,17 @@ class ResponsesRequest(Fields):
             tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.text.format.response_format() if self.text and self.text.format else None,
-            **{name: getattr(self, name) for name in SAME},
+            **{name: getattr(self, name) for name in SAME_FIELDS},
         )
 
 
-def in_the_clients_words(error: RequestError) -> RequestError:
-    """The error of a chat, with the field's name in this API. Other errors are returned unchanged."""
-    name = NAMES_HERE.get(error.param or "")
+def with_responses_names(error: RequestError) -> RequestError:
+    """An error about a chat, in which the chat's field has its name in this API. Other errors are returned
+    unchanged.
+    """
     if error.param == "tools":  # a function's fields stand beside its type here
         return RequestError(error.status, error.message.replace(".function.", ".", 1), "tools", error.code)
+    name = RESPONSES_NAMES.get(error.param or "")
     if name is None:
         return error
     message = error.message.replace(f"{error.param}", name, 1)

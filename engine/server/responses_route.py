@@ -6,7 +6,6 @@ kept, so `store` is false in every answer, and no answer can be fetched, continu
 Shapes: https://platform.openai.com/docs/api-reference/responses
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -23,14 +22,14 @@ from engine.models.config import ModelConfig
 from engine.server import sse
 from engine.server.app import Extension, last_outputs, refuse_unknown
 from engine.server.backend import Backend, OutputStream
-from engine.server.chat import Chat, prompt_ids
+from engine.server.chat import Chat, read_prompt
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_tools import AnswerItems
 from engine.server.errors import RequestError, as_request_error
 from engine.server.fields import Fields
 from engine.server.responses import openapi_responses
 from engine.server.responses_answers import ResponseAnswer, ResponseEvent
-from engine.server.responses_request import ResponsesRequest, in_the_clients_words
+from engine.server.responses_request import ResponsesRequest, with_responses_names
 from engine.server.scored import num_visible_tokens, scores_of, token_json
 from engine.server.structured_fields import as_sent
 from engine.text.tokenizer import Tokenizer
@@ -56,17 +55,14 @@ def responses_route(
                 try:
                     chat = body.chat(api.first_name.get(model, model))
                     params, options = api.params(chat), api.options(chat)
-                    # In a thread, because a long conversation takes long to render and to tokenize.
-                    ids = await asyncio.to_thread(
-                        prompt_ids, chat, tokenizer, config, template, api.extension
-                    )
+                    ids = await read_prompt(chat, tokenizer, config, template, api.extension)
                     items = api.extension.items(chat, ids) if api.extension else None
                     try:
                         stream = await backend.generate(ids, params, response_id, **options)
                     except ParameterError as error:
                         raise as_sent(error, chat) from None
                 except (RequestError, ParameterError) as error:
-                    raise in_the_clients_words(as_request_error(error)) from None
+                    raise with_responses_names(as_request_error(error)) from None
                 admitted.push_async_callback(stream.aclose)
                 answer = _Answer(response_id, body, chat, params, api, items)
                 if body.stream:
@@ -74,20 +70,29 @@ def responses_route(
                 try:
                     (output,) = await last_outputs(request, [stream], chat)
                 except RequestError as error:
-                    raise in_the_clients_words(error) from None
+                    raise with_responses_names(error) from None
                 return JSONResponse(answer.finished(output))
 
     return extend
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any]:
-    """`text.format` as the client sent it."""
-    given = body.text and body.text.format
-    return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
+    """`text.format` as the client sent it, or its default."""
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True, exclude_none=True)
+
+
+def _tool_choice(body: ResponsesRequest) -> Any:
+    """`tool_choice` as the client sent it, or its default."""
+    choice = body.tool_choice
+    return choice.model_dump() if isinstance(choice, Fields) else choice or "auto"
 
 
 class _Answer:
-    """The JSON of one answer. Its output is one message with one part of text, or what `items` makes."""
+    """The JSON of one answer. With `items` (Extension B), they make the output; without, the output is one
+    message with one part of text.
+    """
 
     def __init__(
         self,
@@ -98,9 +103,12 @@ class _Answer:
         api: Chat,
         items: AnswerItems | None = None,
     ) -> None:
+        """`body` is the request, and `chat` the same request as a chat. `params` are the parameters that the
+        engine was given. `api` is the chat API's. `items`: None for an answer that is one message.
+        """
         self.id, self.message_id = response_id, f"msg_{uuid.uuid4().hex}"
         self.chat, self.api, self.items = chat, api, items
-        self.settings = {
+        self.settings = {  # fields that stay the same in all events of a stream
             "object": "response",
             "created_at": int(time.time()),
             "model": chat.model,
@@ -123,9 +131,7 @@ class _Answer:
             "background": False,
             "truncation": "disabled",
             "tools": [tool.model_dump() for tool in body.tools or ()],
-            "tool_choice": body.tool_choice.model_dump()
-            if isinstance(body.tool_choice, Fields)
-            else body.tool_choice or "auto",
+            "tool_choice": _tool_choice(body),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "max_tool_calls": None,
             "service_tier": "default",
@@ -145,16 +151,17 @@ class _Answer:
                 return self.response("completed", output, completed_at=int(time.time()))
             case "length":
                 return self.response("incomplete", output, incomplete_details=INCOMPLETE)
-            case reason:  # the server has ended the request, such as at its own end
+            case reason:  # the server has ended the request, for example because the server shuts down
                 return self.failed(RequestError(503, f"the answer ended early: {reason}"), output)
 
     def failed(self, error: Exception, output: RequestOutput | None = None) -> dict:
         """The response object of an answer that failed after its first event."""
-        told = in_the_clients_words(as_request_error(as_sent(error, self.chat)))
-        said = {"code": "server_error" if told.status >= 500 else "invalid_prompt", "message": told.message}
-        return self.response("failed", output, error=said)
+        request_error = with_responses_names(as_request_error(as_sent(error, self.chat)))
+        code = "server_error" if request_error.status >= 500 else "invalid_prompt"
+        return self.response("failed", output, error={"code": code, "message": request_error.message})
 
     def output_items(self, sample: CompletionOutput) -> list[dict]:
+        """The response's `output`."""
         return self.items.output(sample) if self.items else [self.message(sample)]
 
     def message(self, sample: CompletionOutput) -> dict:
@@ -163,6 +170,7 @@ class _Answer:
         return self.item(status, [self.part(sample)])
 
     def item(self, status: str, content: list[dict]) -> dict:
+        """The message with this status and content."""
         item = {"id": self.message_id, "type": "message", "role": "assistant"}
         return {**item, "status": status, "content": content}
 
@@ -182,15 +190,15 @@ class _Answer:
 
     def usage(self, output: RequestOutput) -> dict:
         """The numbers of tokens of the prompt and of the answer, in OpenAI's shape."""
-        num_input, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+        sample = output.outputs[0]
+        num_input, num_output = len(output.prompt_token_ids), len(sample.token_ids)
+        num_reasoning = self.items.num_reasoning_tokens(sample) if self.items else 0
         usage: dict[str, Any] = {
             "input_tokens": num_input,
-            # A cache is filled at no price, so no tokens are counted for writing it.
+            # Writing to the cache costs nothing here, so 0 tokens are counted for it.
             "input_tokens_details": {"cached_tokens": output.num_cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": num_output,
-            "output_tokens_details": {
-                "reasoning_tokens": self.items.num_reasoning_tokens(output.outputs[0]) if self.items else 0
-            },
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
             "total_tokens": num_input + num_output,
         }
         for more in self.api.more_usage:
@@ -215,36 +223,30 @@ async def _event_bodies(answer: _Answer, stream: OutputStream) -> AsyncGenerator
     yield {"type": "response.created", "response": answer.response("in_progress")}
     yield {"type": "response.in_progress", "response": answer.response("in_progress")}
     message = {"output_index": 0}
-    previous: CompletionOutput | None = None
-    if answer.items:
-        try:
-            async for output in stream:
-                for event in answer.items.events(output.outputs[0], previous):
-                    yield event
-                previous = output.outputs[0]
-        except Exception as error:
-            yield {"type": "response.failed", "response": answer.failed(error)}
-            return
-        response = answer.finished(output)
-        yield {"type": f"response.{response['status']}", "response": response}
-        return
     part = {"item_id": answer.message_id, "output_index": 0, "content_index": 0}
-    yield {"type": "response.output_item.added", **message, "item": answer.item("in_progress", [])}
-    yield {"type": "response.content_part.added", **part, "part": answer.part()}
+    if not answer.items:
+        yield {"type": "response.output_item.added", **message, "item": answer.item("in_progress", [])}
+        yield {"type": "response.content_part.added", **part, "part": answer.part()}
+    previous: CompletionOutput | None = None
     try:
         async for output in stream:
             sample = output.outputs[0]
-            delta = sample.text[len(previous.text) if previous else 0 :]
-            logprobs = answer.logprobs(sample, previous)
-            if delta or logprobs:  # the tokens of a stop string have no text
-                yield {"type": "response.output_text.delta", **part, "delta": delta, "logprobs": logprobs}
+            if answer.items:
+                for event in answer.items.events(sample, previous):
+                    yield event
+            else:
+                delta = sample.text[len(previous.text) if previous else 0 :]
+                logprobs = answer.logprobs(sample, previous)
+                if delta or logprobs:  # the tokens of a stop string have no text
+                    yield {"type": "response.output_text.delta", **part, "delta": delta, "logprobs": logprobs}
             previous = sample
     except Exception as error:
         yield {"type": "response.failed", "response": answer.failed(error)}
         return
-    text, logprobs = sample.text, answer.logprobs(sample)
-    yield {"type": "response.output_text.done", **part, "text": text, "logprobs": logprobs}
-    yield {"type": "response.content_part.done", **part, "part": answer.part(sample)}
-    yield {"type": "response.output_item.done", **message, "item": answer.message(sample)}
+    if not answer.items:
+        text, logprobs = sample.text, answer.logprobs(sample)
+        yield {"type": "response.output_text.done", **part, "text": text, "logprobs": logprobs}
+        yield {"type": "response.content_part.done", **part, "part": answer.part(sample)}
+        yield {"type": "response.output_item.done", **message, "item": answer.message(sample)}
     response = answer.finished(output)
     yield {"type": f"response.{response['status']}", "response": response}

@@ -122,7 +122,7 @@ class PatientProtocol(H11Protocol):
             self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines of this connection."""
+        """Cancel the deadlines of this connection, which is closed."""
         super().connection_lost(exc)
         self._deadline.cancel()
         if self._stall_timer:
@@ -178,10 +178,12 @@ class PatientProtocol(H11Protocol):
             min(waiting, key=lambda connection: connection.waiting_since).transport.abort()
 
     def _wait_for_request(self) -> None:
+        """Start the deadline for the client's next request."""
         self.waiting_since = self.loop.time()
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._request_is_late)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._close_if_waiting)
 
-    def _request_is_late(self) -> None:
+    def _close_if_waiting(self) -> None:
+        """At the deadline: close the connection, unless the request has come as a whole."""
         if self.waits_for_client():
             self.transport.abort()
 

@@ -134,6 +134,7 @@ class _LogprobLists:
     """Collects tokens into OpenAI's four lists."""
 
     def __init__(self, tokenizer: Tokenizer, num_likeliest: int, as_ids: bool) -> None:
+        """`num_likeliest`: how many tokens are listed for each place. `as_ids`: see `token_name`."""
         self._tokenizer, self._num_likeliest, self._as_ids = tokenizer, num_likeliest, as_ids
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []

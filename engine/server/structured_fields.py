@@ -1,7 +1,7 @@
 """The fields of a body that say what an output must fit: OpenAI's and vLLM's. Part 4.
 
-Promises that each becomes a `StructuredOutputsParams`, or a RequestError that names the field as the client
-sent it. An engine that does not support it (all before Extension B) refuses it.
+Promises that each field becomes a `StructuredOutputsParams`, or a RequestError that names the field as the
+client sent it. Engines without Extension B refuse the StructuredOutputsParams.
 Shapes: https://platform.openai.com/docs/guides/structured-outputs
 """
 
@@ -18,12 +18,12 @@ from engine.server.neutral import neutral
 if TYPE_CHECKING:
     from engine.server.protocol import SamplingFields
 
-ENGINES_NAME = "structured_outputs"
+ENGINES_NAME = "structured_outputs"  # the field's name in the engine's errors
 SchemaName = Annotated[StrictStr, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class JsonSchema(Fields):
-    """A schema with a name. With `strict` and without, the output fits the schema."""
+    """A schema with a name. The output fits the schema, whatever `strict` says."""
 
     name: SchemaName
     description: StrictStr | None = None  # nothing here reads it
@@ -92,19 +92,30 @@ def structure_of(
         raise RequestError(400, _in_words_of(name, str(error)), name) from None
 
 
+def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
+    """What the rest of a message must fit, so that all of it fits `structure`. `message` is its beginning.
+    Raises RequestError if that is too long.
+    """
+    try:
+        return structure.behind(message)
+    except StructureError as error:
+        why = str(error).removeprefix(f"{ENGINES_NAME}.prefix")
+        raise RequestError(400, f"messages: the content that the output continues{why}", "messages") from None
+
+
 def as_sent(error: Exception, body: "SamplingFields") -> Exception:
     """The engine's error about what the output must fit, with the field's name as the client sent it. Other
     errors are returned unchanged. A constraint that no field of the body says is that of a required call.
     """
-    is_ours = isinstance(error, ParameterError) and error.field == ENGINES_NAME
-    if not is_ours or body.structured_outputs is not None:
+    is_about_structure = isinstance(error, ParameterError) and error.field == ENGINES_NAME
+    if not is_about_structure or body.structured_outputs is not None:
         return error
     name = "tools" if body.response_format is None else "response_format"
     return ParameterError(name, _in_words_of(name, str(error)))
 
 
 def _in_words_of(name: str, message: str) -> str:
-    """The message with the field's name in place of the engine's."""
+    """The engine's message, with `name` in place of the engine's name for the field."""
     if name == ENGINES_NAME:
         return message
     for inner in (".json_object", ".json", ""):

@@ -69,10 +69,11 @@ class SharedAnswer:
     """Calls `make` in a thread, one call at a time. Requests during a call share the next call."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
+        """`make` makes an answer's content; it may take long."""
         self._make, self._lock = make, asyncio.Lock()
-        self._num_started = 0  # calls of `make`
+        self._num_started = 0  # how many calls of `make` have begun
         self._latest_number = 0  # the number of the call that returned `_latest`, from 1; 0 before the first
-        self._latest = b""
+        self._latest = b""  # the content that the last call returned
 
     async def answer(self) -> bytes:
         """The result of a call of `make` that began after this method was called."""

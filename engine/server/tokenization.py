@@ -1,7 +1,8 @@
 """POST /tokenize and /detokenize: text to token ids and back, with vLLM's names. Part 14.
 
-A text may have more tokens than the model sees: a client asks here what fits. One request at a time is turned
-into tokens, in a thread, so that many long texts do not slow the steps of the engine.
+A text may have more tokens than the model can read, because clients use these routes to find out what fits.
+One request at a time is turned into tokens, in a thread, so that many long texts do not slow the engine's
+steps.
 Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
@@ -22,9 +23,9 @@ from engine.server.backend import Backend
 from engine.server.chat_request import Message
 from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
 from engine.server.errors import RequestError
+from engine.server.field_types import Name, TokenId
 from engine.server.fields import Fields
 from engine.server.limits import MAX_BODY_BYTES, MAX_MESSAGES
-from engine.server.protocol import Name, TokenId
 from engine.server.responses import ResponseFields, openapi_responses
 from engine.text.tokenizer import Tokenizer
 
@@ -43,6 +44,8 @@ class TokenizeRequest(Fields):
 
 
 class TokenizeResponse(ResponseFields):
+    """The answer of POST /tokenize."""
+
     count: int
     max_model_len: int
     tokens: list[int]
@@ -50,11 +53,15 @@ class TokenizeResponse(ResponseFields):
 
 
 class DetokenizeRequest(Fields):
+    """The body of POST /detokenize."""
+
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class DetokenizeResponse(ResponseFields):
+    """The answer of POST /detokenize."""
+
     prompt: str
 
 
@@ -85,13 +92,13 @@ def tokenization_routes(
 
         @app.post("/tokenize", response_model=None, responses=openapi_responses(TokenizeResponse))
         async def tokenize(body: TokenizeRequest) -> Response:
-            _check(body.model, backend)
+            _refuse_unless_available(body.model, backend)
             async with lock:
                 return await asyncio.to_thread(tokenized, body)
 
         @app.post("/detokenize", response_model=None, responses=openapi_responses(DetokenizeResponse))
         async def detokenize(body: DetokenizeRequest) -> Response:
-            _check(body.model, backend)
+            _refuse_unless_available(body.model, backend)
             async with lock:
                 return await asyncio.to_thread(detokenized, body)
 
@@ -106,7 +113,7 @@ def token_ids(
     chat_extension: ChatExtension | None = None,
 ) -> list[int]:
     """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
-    for a text that is none, and for a conversation that the template refuses.
+    for a text that is not valid Unicode, and for a conversation that the template refuses.
     """
     if (body.prompt is None) == (body.messages is None):
         raise RequestError(400, "one of prompt and messages is required, and not both", param="prompt")
@@ -127,18 +134,20 @@ def token_ids(
             refuse_turns_of_tools(body.messages)
         else:
             messages = chat_extension.messages(body.messages, template)
-        any_length = replace(config, max_positions=MAX_BODY_BYTES)
-        return chat_prompt(
-            messages, template, tokenizer, any_length, body.add_generation_prompt is not False
-        )[1]
+        # With the model's own bound, `chat_prompt` would refuse a conversation that is too long. No body has
+        # more tokens than bytes.
+        without_bound = replace(config, max_positions=MAX_BODY_BYTES)
+        add_generation_prompt = body.add_generation_prompt is not False
+        _, ids = chat_prompt(messages, template, tokenizer, without_bound, add_generation_prompt)
+        return ids
     except (ChatError, ParameterError, ValueError) as error:
         field = "prompt" if body.messages is None else "messages"
         raise RequestError(400, f"{field}: {error}", param=field) from None
 
 
-def _check(model: str | None, backend: Backend) -> None:
-    """Raise RequestError 404 for an unknown model, and 503 if the server is down or about to be."""
+def _refuse_unless_available(model: str | None, backend: Backend) -> None:
+    """Raise RequestError 404 for an unknown model, 503 if the engine has ended or the server shuts down."""
     if model is not None:
         refuse_unknown(model, backend)
-    if not backend.health():  # which may raise the reason itself
+    if not backend.health():  # `health` may also raise a RequestError with the reason
         raise RequestError(503, "the engine has ended", code="engine_down")

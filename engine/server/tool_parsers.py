@@ -1,33 +1,30 @@
-"""Parsers that find the calls of tools in an answer's text, by the names of vLLM's `--tool-call-parser`.
+"""Parsers that find the calls of tools in an answer's text, under the names of vLLM's `--tool-call-parser`.
 Extension B.
 
-Promises that a call is one of the request's tools with a JSON object of arguments, that its arguments are
-given as they come, and that anything else stays content: nothing of a text is lost but the marks and spaces
-around calls. Takes the same time for each character. Does not know whether arguments fit the tool's schema.
+Promises that a call names one of the request's tools and has a JSON object of arguments, that the arguments
+are passed on while the model writes them, and that all other text stays content: only the marks and spaces
+around calls are left out. Each character takes the same time. Does not check whether arguments fit the tool's
+schema.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from engine.server.answer_pieces import Gathered, Parser, Piece
+from engine.server.answer_pieces import Parser, Piece, PieceCollector
 from engine.server.json_scan import SPACE, CallText
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes calls.
+    """How a model writes calls: as JSON objects, which may have marks around them."""
 
-    opening, closing: the marks around a call; without them, a call begins with its brace.
-    fields: names of the field with the arguments; the first is the one that a schema of calls has.
-    filler: characters that mean nothing between calls.
-    """
-
+    # Names that the field with the arguments may have. A schema of calls (tool_schemas.py) has the first.
     fields: tuple[str, ...] = ("arguments", "parameters")
-    opening: str = ""
-    closing: str = ""
-    filler: str = SPACE
-    first: str = ""  # a mark before the first call, which may be missing
+    opening: str = ""  # the mark before each call; "" if a call begins with its brace
+    closing: str = ""  # the mark after each call; "" if there is none
+    filler: str = SPACE  # characters that mean nothing between calls
+    first: str = ""  # a mark before the first call, which may be missing; "" if there is none
 
 
 # Hermes 2 Pro and Qwen: https://huggingface.co/NousResearch/Hermes-2-Pro-Llama-3-8B#prompt-format-for-function-calling
@@ -39,45 +36,46 @@ PLAIN_JSON = CallFormat(filler=SPACE + "[],;")
 
 
 class CallParser:
-    """Finds calls in a text that comes in parts.
+    """Finds calls in a text that the model is still writing.
 
-    A character is in one of three places: outside of calls, in what may become a call (a candidate), or
-    behind a call whose closing mark is to come. A candidate is held back until its name and the beginning of
-    its arguments are there; then it is a call for good, even if the rest is broken.
+    The parser is always in one of three places: outside of calls, in text that may become a call (the
+    candidate), or behind a call whose closing mark is still to come. A candidate is held back until its name
+    is complete and its arguments have begun. From then on it is a call, and its arguments are passed on, even
+    if they turn out to be broken.
     """
 
     def __init__(self, names: Collection[str], format: CallFormat) -> None:
-        """`names` are the request's tools."""
+        """`names` are the names of the request's tools."""
         self.names, self.format = names, format
         self.marks = [mark for mark in (format.opening or "{", format.first) if mark]
-        self._fillers: list[str] = []  # outside of calls: they mean nothing if a call is behind them
-        self._mark = ""  # the beginning of a mark, as far as it has come
-        self._candidate: list[str] = []  # its text, with its mark
-        self._call: CallText | None = None  # the call that is being read, from its brace on
-        self._is_given = False  # whether its beginning was given
-        self._is_behind = False
+        self._fillers: list[str] = []  # held back: they are left out if a call follows, and content otherwise
+        self._mark = ""  # held back: the beginning of a mark
+        self._candidate: list[str] = []  # held back: the text of the candidate, with its mark
+        self._call: CallText | None = None  # the candidate's or the call's JSON, from its brace on
+        self._is_certain = False  # whether `_call` is certainly a call, so that its name was passed on
+        self._is_behind_call = False  # whether a closing mark is still to come
         self._has_calls = False
-        self._pieces = Gathered()
+        self._pieces = PieceCollector()
 
     def feed(self, text: str) -> list[Piece]:
         """As in Parser."""
         for char in text:
             self._take(char)
-        self._give_arguments()
-        return self._pieces.take()
+        self._pass_arguments_on()
+        return self._pieces.take_all()
 
     def end(self) -> list[Piece]:
         """As in Parser. A call whose arguments were cut off stays as it is."""
         rest = "".join([*self._candidate, self._mark])
         if rest or not self._has_calls:
-            self._content(rest)
-        return self._pieces.take()
+            self._add_content(rest)
+        return self._pieces.take_all()
 
     def _take(self, char: str) -> None:
-        if self._is_behind:
-            self._take_behind(char)
+        if self._is_behind_call:
+            self._take_behind_call(char)
         elif self._call is not None or self._candidate:
-            self._take_candidate(char)
+            self._take_in_candidate(char)
         else:
             self._take_outside(char)
 
@@ -86,37 +84,39 @@ class CallParser:
         if mark in self.marks:
             self._mark, self._candidate = "", [mark]
             if mark == "{":
-                self._begin_call()
+                self._begin_json()
         elif any(other.startswith(mark) for other in self.marks):
             self._mark = mark
-        else:  # the first character is none of a mark
+        else:  # the first character does not begin a mark; one of the others may
             self._mark = ""
-            if mark[0] in self.format.filler:
-                self._fillers.append(mark[0])
+            first, rest = mark[0], mark[1:]
+            if first in self.format.filler:
+                self._fillers.append(first)
             else:
-                self._content(mark[0])
-            for other in mark[1:]:
+                self._add_content(first)
+            for other in rest:
                 self._take_outside(other)
 
-    def _content(self, text: str) -> None:
-        """Text that is certainly none of a call, and the fillers before it."""
-        self._pieces.give("content", "".join([*self._fillers, text]))
+    def _add_content(self, text: str) -> None:
+        """Add text that certainly belongs to no call, after the fillers before it."""
+        self._pieces.add("content", "".join([*self._fillers, text]))
         self._fillers.clear()
 
-    def _give_arguments(self) -> None:
-        if self._call is not None and self._is_given:
-            self._pieces.give("arguments", self._call.new_arguments())
+    def _pass_arguments_on(self) -> None:
+        if self._call is not None and self._is_certain:
+            self._pieces.add("arguments", self._call.new_arguments())
 
-    def _begin_call(self) -> None:
-        self._call, self._is_given = CallText(self.names, self.format.fields), False
+    def _begin_json(self) -> None:
+        """Take the opening brace of a candidate's JSON."""
+        self._call, self._is_certain = CallText(self.names, self.format.fields), False
         self._call.take("{")
 
-    def _take_candidate(self, char: str) -> None:
-        """A character behind an opening mark, or in a call's JSON."""
+    def _take_in_candidate(self, char: str) -> None:
+        """Take a character behind an opening mark, or in the JSON of a candidate or a call."""
         if self._call is None:
             if char == "{":
                 self._candidate.append(char)
-                self._begin_call()
+                self._begin_json()
             elif char in SPACE:
                 self._candidate.append(char)
             else:
@@ -126,54 +126,60 @@ class CallParser:
         if self._call.is_broken:
             self._give_up(char)
             return
-        if not self._is_given:
+        if not self._is_certain:
             self._candidate.append(char)
             if self._call.is_begun:
                 assert self._call.name is not None
-                self._pieces.give("call", self._call.name)
-                self._is_given = self._has_calls = True
+                self._pieces.add("call", self._call.name)
+                self._is_certain = self._has_calls = True
                 self._candidate.clear()
                 self._fillers.clear()
         if self._call.is_done:
-            self._give_arguments()
-            self._call, self._is_behind = None, bool(self.format.closing)
+            self._pass_arguments_on()
+            self._call, self._is_behind_call = None, bool(self.format.closing)
 
     def _give_up(self, char: str) -> None:
-        """`char` shows that there is no call. What was held back is content, and `char` may begin another."""
-        call, is_given = self._call, self._is_given
-        self._give_arguments()
-        self._call, self._is_given = None, False
-        if call is not None and is_given:
-            self._pieces.give("broken", "")
-        elif call is not None and call.is_done:  # a JSON object that is no call
+        """Take a character that shows that there is no call, or that the call is broken. The text that was
+        held back is content, and `char` may begin another mark.
+        """
+        call, is_certain = self._call, self._is_certain
+        self._pass_arguments_on()
+        self._call, self._is_certain = None, False
+        is_complete_json = call is not None and call.is_done  # such as {"a": 1}, which is no call
+        if call is not None and is_certain:
+            self._pieces.add("broken", "")
+        elif is_complete_json:
             self._candidate.append(char)
         text = "".join(self._candidate)
         self._candidate.clear()
         if text:
-            self._content(text)
-        if call is None or not call.is_done:
+            self._add_content(text)
+        if not is_complete_json:
             self._take_outside(char)
 
-    def _take_behind(self, char: str) -> None:
-        """A character between a call and its closing mark. If the mark does not come, the call stands."""
+    def _take_behind_call(self, char: str) -> None:
+        """Take a character between a call and its closing mark. Without the mark, the call stands as well."""
         mark = self._mark + char
         if not self._mark and char in SPACE:
             self._fillers.append(char)
         elif self.format.closing.startswith(mark):
             self._mark = mark
             if mark == self.format.closing:
-                self._mark, self._is_behind = "", False
+                self._mark, self._is_behind_call = "", False
                 self._fillers.clear()
         else:
-            self._mark, self._is_behind = "", False
+            self._mark, self._is_behind_call = "", False
             for other in mark:
                 self._take_outside(other)
 
 
 class ArgumentsParser:
-    """The parser of an answer that is the arguments of one call, since the request names the tool."""
+    """The parser of an answer that consists of the arguments of one call, because the request names the
+    tool that the model must call.
+    """
 
     def __init__(self, name: str) -> None:
+        """`name` is the tool's."""
         self.name = name
         self._has_begun = False
 

@@ -1,14 +1,14 @@
-"""JSON schemas of calls, made of the schemas of tools. Extension B.
+"""Makes JSON schemas of calls from the schemas of tools. Extension B.
 
-Promises that a text that fits has arguments that fit their tool's schema, wherever that schema refers to
-itself. Does not know whether a schema can be obeyed.
+Promises that the arguments of a text that fits the schema of calls fit their tool's schema, even if the
+tool's schema has references to itself. Does not check whether a schema can be met: the compiler does.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from engine.server.chat_tools import Tool
-from engine.structured.places import changed
+from engine.structured.places import map_schemas
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -21,27 +21,25 @@ def schema_of_call(tool: Tool) -> dict[str, Any]:
 
 def schema_of_calls(tools: Sequence[Tool], arguments_field: str, max_calls: int) -> dict[str, Any]:
     """The schema of a list of 1 to `max_calls` calls, each {"name": …, `arguments_field`: {…}}."""
-    definitions = {
-        f"tool{i}": _moved(schema_of_call(tool), f"#/$defs/tool{i}") for i, tool in enumerate(tools)
-    }
-    calls = [
-        {
+    definitions, calls = {}, []
+    for i, tool in enumerate(tools):
+        place = f"#/$defs/tool{i}"
+        definitions[f"tool{i}"] = _moved(schema_of_call(tool), place)
+        call = {
             "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                arguments_field: {"$ref": f"#/$defs/tool{i}"},
-            },
+            "properties": {"name": {"const": tool.function.name}, arguments_field: {"$ref": place}},
             "required": ["name", arguments_field],
             "additionalProperties": False,
         }
-        for i, tool in enumerate(tools)
-    ]
+        calls.append(call)
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"type": "array", "minItems": 1, "maxItems": max_calls, "items": items, "$defs": definitions}
 
 
 def _moved(schema: dict[str, Any], place: str) -> Any:
-    """A schema that stands at `place` of a larger one: its references to itself begin there."""
+    """The schema for use at `place` in a larger schema: references to the schema's own parts, such as
+    #/$defs/x, become references below `place`.
+    """
 
     def move(part: dict[str, Any]) -> dict[str, Any]:
         reference = part.get("$ref")
@@ -50,4 +48,5 @@ def _moved(schema: dict[str, Any], place: str) -> Any:
         return part
 
     # A schema with a name of its own would take references for those within itself.
-    return changed({name: value for name, value in schema.items() if name not in ("$id", "$schema")}, move)
+    without_ids = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
+    return map_schemas(without_ids, move)

@@ -21,8 +21,10 @@ def usage_cost(
     With `api_price`, the function also adds what the same tokens would cost at that API.
     """
 
-    def fields(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """`cost` in dollars, and `cost_details`: the cost by kind of token, and the device's nanoseconds."""
+    def cost_fields(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """`cost` in dollars, and `cost_details`: the cost by kind of token, and the device's nanoseconds. {}
+        if an output was not metered.
+        """
         accounts = []
         for output in outputs:
             account = _account(output)
@@ -38,7 +40,7 @@ def usage_cost(
             details["api_cost"] = _dollars(api_price.of(tokens))
         return {"cost": _dollars(price.of(total_ns)), "cost_details": details}
 
-    return fields
+    return cost_fields
 
 
 def _account(output: RequestOutput) -> Account | None:

@@ -9,7 +9,7 @@ next step is launched.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.requests.batch import Batch
 from engine.requests.request import Request, State
@@ -18,8 +18,16 @@ from engine.scheduling.scheduler import Scheduler
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.rejection_sampler import confirmed_tokens
 
-CATCH_UP = 256  # tokens that a proposer may read in a step, beyond those of the last step
+CATCH_UP = 256  # the most tokens that a proposer reads in a step, besides those of the last step
 Text = tuple[Request, list[int]]  # a request, and all of its known tokens
+
+
+class _ProposerInput(NamedTuple):
+    """What the proposer gets for one sequence of the step."""
+
+    s: int  # the sequence's index in the step
+    text: Text
+    max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
 
 
 class Proposer(Protocol):
@@ -98,10 +106,13 @@ class Speculation:
         # 1. Drop the tokens behind the first rejected draft.
         tokens, logprobs = result.tokens, result.logprobs
         if step.batch.has_drafts:
-            tokens = [confirmed_tokens(*pair) for pair in zip(tokens, drafts_of(step.batch), strict=True)]
-            logprobs = logprobs and [
-                scores[: len(confirmed)] for scores, confirmed in zip(logprobs, tokens, strict=True)
+            tokens = [
+                confirmed_tokens(sampled, drafts)
+                for sampled, drafts in zip(result.tokens, drafts_of(step.batch), strict=True)
             ]
+            if logprobs:
+                pairs = zip(logprobs, tokens, strict=True)
+                logprobs = [scores[: len(confirmed)] for scores, confirmed in pairs]
         # 2. Count each request's accepted and rejected drafts.
         self._forget_requests()
         proposed_before, accepted_before = self.tally.proposed, self.tally.accepted
@@ -124,10 +135,12 @@ class Speculation:
         )
 
     def _forget_requests(self) -> None:
-        """Have `lengths` forget finished requests, once it knows more than twice as many as are queued."""
-        queues = self.scheduler.running, self.scheduler.waiting
-        if self.lengths.num_requests > 2 * sum(map(len, queues)):
-            self.lengths.retain({request.id for queue in queues for request in queue})
+        """Have `lengths` forget finished requests, once it knows more than twice as many requests as there
+        are: to look for them in every step would take longer.
+        """
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        if self.lengths.num_requests > 2 * (len(running) + len(waiting)):
+            self.lengths.retain({request.id for request in [*running, *waiting]})
 
     def _count(
         self, requests: Sequence[Request], sampled: Sequence[list[int]], confirmed: Sequence[list[int]]
@@ -135,9 +148,10 @@ class Speculation:
         """Count the drafts of a step. sampled[S] are the tokens of each request's rows, and confirmed[S] the
         first of these that were confirmed.
         """
-        for request, rows, tokens in zip(requests, sampled, confirmed, strict=True):
-            if rows and request.state is not State.FINISHED:  # may have ended while this step was in flight
-                num_proposed, num_accepted = len(rows) - 1, len(tokens) - 1
+        for request, sampled_ids, confirmed_ids in zip(requests, sampled, confirmed, strict=True):
+            has_finished = request.state is State.FINISHED  # it may have ended while this step was in flight
+            if sampled_ids and not has_finished:
+                num_proposed, num_accepted = len(sampled_ids) - 1, len(confirmed_ids) - 1
                 self.lengths.observe(request.id, num_proposed, num_accepted)
                 self.tally.add(num_proposed, num_accepted)
 
@@ -153,17 +167,19 @@ class Speculation:
     def _num_wanted(self, requests: Sequence[Request], num_new: Sequence[int]) -> list[int]:
         """[S]: how many tokens to propose for each request after a step that gives it num_new[S] tokens."""
         wanted = [0] * len(requests)
-        # In most steps drafts pay for no request, even without caps. Then the caps need not be computed.
+        # 1. In most steps drafts pay for no request, even without caps. Then the caps need not be computed.
         decoding = [request.id for request, count in zip(requests, num_new, strict=True) if count]
         if not any(self.lengths.choose(decoding, [self.lengths.max_drafts] * len(decoding))):
             return wanted
-        caps = [self.cap(request, count) for request, count in zip(requests, num_new, strict=True)]
-        continuing = [s for s, cap in enumerate(caps) if cap is not None]
-        lengths = self.lengths.choose(
-            [requests[s].id for s in continuing], [caps[s] or 0 for s in continuing]
-        )
-        for s, k in zip(continuing, lengths, strict=True):
-            wanted[s] = k
+        # 2. Otherwise choose again, by the caps of the requests that continue.
+        caps: dict[int, int] = {}  # by index of a request that continues
+        for s, (request, count) in enumerate(zip(requests, num_new, strict=True)):
+            cap = self.cap(request, count)
+            if cap is not None:
+                caps[s] = cap
+        lengths = self.lengths.choose([requests[s].id for s in caps], list(caps.values()))
+        for s, length in zip(caps, lengths, strict=True):
+            wanted[s] = length
         return wanted
 
     def cap(self, request: Request, num_new: int) -> int | None:
@@ -179,33 +195,38 @@ class Speculation:
         """[S]: drafts for each request, which follow its confirmed tokens tokens[S] of this step."""
         drafts: list[list[int]] = [[] for _ in tokens]
         # 1. Find the requests that continue, and how many tokens to propose for each.
-        num_new = [0 if _ends(r, new) else len(new) for r, new in zip(requests, tokens, strict=True)]
+        num_new = [
+            0 if _ends(request, new_ids) else len(new_ids)
+            for request, new_ids in zip(requests, tokens, strict=True)
+        ]
         wanted = self._num_wanted(requests, num_new)
         if not any(wanted):  # the proposer reads nothing now, and has more to read later
             return drafts
-        # 2. Reserve memory for the next token of each request, and then for a request's drafts, if there is
-        #    room for all drafts of that request.
-        continuing = [
-            s for s, count in enumerate(num_new) if count and self.cap(requests[s], count) is not None
-        ]
+        # 2. Reserve memory for the next token of each request first. Then reserve memory for a request's
+        #    drafts, if there is room for all of them.
+        continuing = [s for s, count in enumerate(num_new) if self.cap(requests[s], count) is not None]
         ids = {s: [*requests[s].token_ids, *tokens[s]] for s in continuing}  # all known tokens
         has_room = {s: self.scheduler.lend(requests[s], len(ids[s])) for s in continuing}
         self._has_lent = True
-        work: list[tuple[int, Text, int]] = []
+        inputs: list[_ProposerInput] = []
         for s in continuing:
-            k = int(min(wanted[s], self.proposer.max_positions - len(ids[s])))
-            if k > 0 and has_room[s] and self.scheduler.lend(requests[s], len(ids[s]) + k):
-                work.append((s, (requests[s], ids[s]), k))
+            num_known = len(ids[s])
+            max_tokens = int(min(wanted[s], self.proposer.max_positions - num_known))
+            if max_tokens > 0 and has_room[s] and self.scheduler.lend(requests[s], num_known + max_tokens):
+                inputs.append(_ProposerInput(s, (requests[s], ids[s]), max_tokens))
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
-        #    steps.
-        backlog = [max(0, self.proposer.unread(*text) - (self.lengths.max_drafts + 1)) for _, text, _ in work]
+        #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
+        step_tokens = self.lengths.max_drafts + 1
+        backlog = [max(0, self.proposer.unread(*item.text) - step_tokens) for item in inputs]
         self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
-        work = list(_within_catch_up(work, backlog))
-        proposals = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
-        for (s, (request, _), k), proposal in zip(work, proposals, strict=True):
-            drafts[s] = proposal
-            if k and not proposal:  # a proposal without a token counts as one rejected draft
-                self.lengths.observe(request.id, 1, 0)
+        inputs = list(_within_catch_up(inputs, backlog))
+        proposals = self.proposer.propose(
+            [item.text for item in inputs], [item.max_tokens for item in inputs]
+        )
+        for item, proposal in zip(inputs, proposals, strict=True):
+            drafts[item.s] = proposal
+            if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
+                self.lengths.observe(requests[item.s].id, 1, 0)
         return drafts
 
 
@@ -223,16 +244,15 @@ def _ends(request: Request, tokens: Sequence[int]) -> bool:
     return any(token_id < 0 or token_id in request.sampling.stop_ids for token_id in tokens)
 
 
-def _within_catch_up(
-    work: list[tuple[int, Text, int]], backlog: list[int]
-) -> Iterator[tuple[int, Text, int]]:
-    """The part of `work`, in order, that reads at most CATCH_UP tokens of backlog[n] in all. If a text has
-    more backlog than the budget has left, a first piece of the text is read, and no token is proposed.
+def _within_catch_up(inputs: list[_ProposerInput], backlog: list[int]) -> Iterator[_ProposerInput]:
+    """The first of `inputs`[n] whose texts have at most CATCH_UP tokens of backlog[n] together. Of the text
+    that exceeds this budget, only a first piece is read, and no token is proposed for it.
     """
     budget = CATCH_UP
-    for (s, (request, ids), k), num_unread in zip(work, backlog, strict=True):
+    for item, num_unread in zip(inputs, backlog, strict=True):
         if num_unread <= budget:
-            yield s, (request, ids), k
+            yield item
         elif budget:
-            yield s, (request, ids[: len(ids) - num_unread + budget]), 0
+            request, ids = item.text
+            yield _ProposerInput(item.s, (request, ids[: len(ids) - num_unread + budget]), 0)
         budget -= min(num_unread, budget)

@@ -70,5 +70,5 @@ class SpeculativeConfig:
             raise ValueError(f"speculative_config: model={self.model!r}: a name or a folder is accepted")
         has_model, needs_model = self.model is not None, method == "draft_model"
         if has_model != needs_model:
-            needs = "needs a model" if method == "draft_model" else f"has no use for model={self.model!r}"
+            needs = "needs a model" if needs_model else f"has no use for model={self.model!r}"
             raise ValueError(f"speculative_config: method={method!r} {needs}")

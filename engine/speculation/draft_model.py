@@ -87,13 +87,13 @@ class DraftModel:
         drafts: list[list[int]] = [[] for _ in texts]
         # 1. Compute the unread tokens of all texts. They overwrite the keys and values of rejected guesses.
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
-        new = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
-        computing = list(range(len(texts)))
+        unread = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
+        computing = list(range(len(texts)))  # the indices of texts in the next pass
         passes: list[tuple[list[int], Pending]] = []  # texts with a guess on the device, and its pass
         while computing:
-            drafting = [s for s in computing if max_tokens[s] > len(drafts[s])]
+            drafting = [s for s in computing if max_tokens[s] > len(drafts[s])]  # those that get a guess
             work = [
-                _SequencePass(*texts[s], starts[s], new[s], drafts[s] if s in drafting else None)
+                _SequencePass(*texts[s], starts[s], unread[s], drafts[s] if s in drafting else None)
                 for s in computing
             ]
             pending = self.runner.submit(self._batch(work))
@@ -107,9 +107,9 @@ class DraftModel:
                 guesses = [PLACEHOLDER] * len(drafting)
                 passes.append((drafting, pending))
             for s, guess in zip(drafting, guesses, strict=True):
-                starts[s] += len(new[s])
+                starts[s] += len(unread[s])
                 drafts[s].append(guess)
-                new[s] = [guess]
+                unread[s] = [guess]
             computing = [s for s in drafting if max_tokens[s] > len(drafts[s])]
         # 3. Read the guesses. All but the last of each sequence are computed.
         for drafting, pending in passes:
@@ -129,36 +129,36 @@ class DraftModel:
         query_start = (0, *accumulate(len(sequence.new) for sequence in work))
         ends = tuple(sequence.start + len(sequence.new) for sequence in work)
         ids = tuple(sequence.request.id for sequence in work)
-        positions = tuple(
-            position
-            for sequence, end in zip(work, ends, strict=True)
-            for position in range(sequence.start, end)
-        )
+        positions: list[int] = []  # [T]
+        for sequence, end in zip(work, ends, strict=True):
+            positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
         counts = tuple(int(sequence.guesses is not None) for sequence in work)
         choosing = [s for s, count in enumerate(counts) if count]
         return Batch(
-            ids,
-            tuple(token_id for sequence in work for token_id in sequence.new),
-            positions,
-            query_start,
-            ends,
-            tables,
-            slots,
-            (),
-            Rows(tuple(query_start[s + 1] - 1 for s in choosing), counts),
-            Draws(
+            ids=ids,
+            token_ids=tuple(token_id for sequence in work for token_id in sequence.new),
+            positions=tuple(positions),
+            query_start=query_start,
+            context_lens=ends,
+            tables=tables,
+            slots=slots,
+            copies=(),  # the target's step has them; a hook makes them in this model's memory, too
+            rows=Rows(tuple(query_start[s + 1] - 1 for s in choosing), counts),
+            draws=Draws(
                 tuple(_draw_of(work[s]) for s in choosing),
                 tuple(ends[s] - work[s].request.num_prompt_tokens for s in choosing),
             ),
-            (NO_ADAPTER,) * len(work),
+            adapters=(NO_ADAPTER,) * len(work),
         )
 
 
 def _draw_of(sequence: _SequencePass) -> Draw:
     """How the sequence's guess is drawn: by the target's parameters. If the request names a seed, the guess
-    takes the target's random number, too, so that guess and target often agree; otherwise another number.
-    Penalties count as output the tokens of the last step, which are not appended yet, and the guesses.
+    takes the target's random number, too, so that guess and target often agree. Otherwise it takes another
+    number, since rejection sampling is exact only if the target's draw does not depend on the guess.
+
+    Penalties also count the tokens of the last step, which are not in the output yet, and the guesses.
     """
     request, state = sequence.request, sequence.request.sampling
     if state.is_adjusted:

@@ -29,7 +29,10 @@ class TimeTable(Protocol):
 
 
 class DraftLengths:
-    """Chooses the number of drafts of each request, at most `max_drafts`."""
+    """Chooses the number of drafts of each request, at most `max_drafts`.
+
+    In shapes, K is `max_drafts` + 1: column k is for k drafts.
+    """
 
     def __init__(self, max_drafts: int, times: TimeTable) -> None:
         self.max_drafts, self.times = max_drafts, times
@@ -55,7 +58,7 @@ class DraftLengths:
         if not proposed:
             self._plain_tokens += 1
         rate = self._rates.get(request_id, self._mean_rate)
-        for i in range(min(accepted + 1, proposed)):  # drafts behind the first rejected one tell nothing
+        for i in range(min(accepted + 1, proposed)):  # nothing is known of drafts behind the first rejected
             newest = 1.0 if i < accepted else 0.0
             rate += WEIGHT * (newest - rate)
             self._mean_rate += WEIGHT * (newest - self._mean_rate)
@@ -120,13 +123,14 @@ class DraftLengths:
             K = self.max_drafts + 1
             for n in range(len(self._equal_seconds) + 1, S + 1):
                 self._equal_seconds.append([self.times.seconds(n, j) for j in range(K)])
-            table = np.array(self._equal_seconds[:S])  # [S, K]
+            equal = np.array(self._equal_seconds[:S])  # [S, K]: of m sequences with k drafts each
             k, m = np.arange(K), np.arange(1, S + 1)
-            by_others = table[-1, 0] - table[:, :1]  # [S, 1]: of the S - m without drafts
-            num_drafts = np.outer(m, k)  # [S, K]
-            shared = np.interp(num_drafts / S, k, table[-1])  # [S, K]
+            of_others = equal[-1, 0] - equal[:, :1]  # [S, 1]: what S - m sequences without drafts add
+            num_drafts = np.outer(m, k)  # [S, K]: of all sequences together
+            shared = np.interp(num_drafts / S, k, equal[-1])  # [S, K]: if all S sequences share them
             with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
-            self._seconds[S] = np.maximum(table + by_others, np.where(num_drafts, with_single, shared))
+            least = np.where(num_drafts, with_single, shared)  # [S, K]
+            self._seconds[S] = np.maximum(equal + of_others, least)
         return self._seconds[S]
 
 

@@ -20,16 +20,17 @@ from engine.speculation.capability import Proposer, Speculation, Text
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
-# Numbers of sequences and of drafts to measure: of these, those below the engine's largest number, and that
-# number. Each is two to four times the number before; `StepTimes` interpolates between them.
+# The numbers of sequences and of drafts to measure. Numbers above the engine's largest are left out, and the
+# engine's largest is measured, too. Each is two to four times the one before it; `StepTimes` interpolates
+# between them.
 SEQUENCES = (1, 2, 8, 32, 128)
 DRAFTS = (0, 1, 2, 4, 8)  # of each sequence
 REPEATS = 3  # the shortest time of all repeats and all steps counts
 STEPS = 2  # timed steps in a repeat
 TIME_LIMIT = 1.0  # seconds after which measuring ends, if two numbers of sequences have been measured
-PROMPT_TOKENS = 4  # of a dummy request
-UNREAD_TOKENS = 64  # of the text that a proposer reads while `read_seconds` is measured
-SPARE_TOKENS = 128  # the most tokens that a cache reserves for a sequence beyond its own: a block
+PROMPT_TOKENS = 4  # the length of a dummy request's prompt
+UNREAD_TOKENS = 64  # the length of the text that a proposer reads while `read_seconds` is measured
+SPARE_TOKENS = 128  # the most tokens that a cache reserves for a sequence beyond its known ones: a block
 MAX_STEPS = 100  # the most steps until a dummy request has its first token, or a step has its drafts
 
 ALWAYS_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1.0),))  # drafts take no time, so the most are proposed
@@ -94,7 +95,7 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     sizes = sorted({S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S and trial.fits(S, drafts[-1])})
     sizes = list(dict.fromkeys([sizes[0], sizes[-1], *sizes]))  # each once
     # 2. Keep the shortest of all times, since other programs can only make a step slower. Each repeat
-    # measures    all sizes, so that a slow moment of the machine does not spoil all times of one size.
+    #    measures all sizes, so that a slow moment of the machine does not spoil all times of one size.
     shortest: dict[int, list[float]] = {}  # by S: [M + 1], for each of `drafts`, then for a single draft
     for S in sizes * REPEATS:
         if len(shortest) >= min(2, len(sizes)) and time.perf_counter() > deadline:
@@ -160,7 +161,7 @@ class _Trial:
         num_tokens = min(UNREAD_TOKENS, self.engine.max_model_len - 3 * _num_tokens(1))
         if num_tokens <= PROMPT_TOKENS:
             return 0.0
-        per_token = []
+        seconds_per_token = []
         for _ in range(REPEATS):
             self.start(1, num_tokens)
             times = []
@@ -170,8 +171,8 @@ class _Trial:
                 self.propose(1)
                 times.append(self.step(0))  # a plain step, after which the proposer reads and proposes
                 self.step(1)  # verifies the draft; all of the text has been read
-            per_token.append((times[0] - times[1]) / num_tokens)
-        return max(0.0, median(per_token))
+            seconds_per_token.append((times[0] - times[1]) / num_tokens)
+        return max(0.0, median(seconds_per_token))  # noise may make the difference negative
 
     def start(self, S: int, num_prompt_tokens: int) -> None:
         """Run S new requests with prompts of `num_prompt_tokens` tokens until each has its first output

@@ -32,9 +32,11 @@ class DraftProbs:
         """Note that the draft of output token `position` was drawn from probs[V]. Entries at this position,
         at later ones, or MAX_DRAFTS or more positions before belong to older proposals, and are removed.
         """
-        older = self._probs.get(seq_id, {}).items()
-        before = {i: probs for i, probs in older if position - MAX_DRAFTS < i < position}
-        self._probs[seq_id] = before | {position: probs}
+        kept: dict[int, Tensor] = {}  # the earlier drafts of the same proposal
+        for other_position, other_probs in self._probs.get(seq_id, {}).items():
+            if position - MAX_DRAFTS < other_position < position:
+                kept[other_position] = other_probs
+        self._probs[seq_id] = kept | {position: probs}
 
     def get(self, seq_id: str, position: int) -> Tensor | None:
         """The distribution [V] from which a draft was drawn; None if the draft was certain."""
@@ -73,8 +75,9 @@ class RejectionSampler:
         if not batch.has_drafts:
             return self.plain(logits, batch)
         rows = list(self._rows(batch))
-        greedy = all(row.draw.temperature == 0 for row in rows)
-        return (_greedy if greedy else _sampled)(logits.values, rows)
+        if all(row.draw.temperature == 0 for row in rows):
+            return _greedy(logits.values, rows)
+        return _sampled(logits.values, rows)
 
     def _rows(self, batch: Batch) -> Iterator[VerifiedRow]:
         """The R rows. A row's draft is the step's token that follows the row's own token."""
@@ -82,11 +85,14 @@ class RejectionSampler:
         for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True):
             for i in range(count):
                 draw, position = batch.draws.rows[row], batch.draws.positions[row]
-                draft = batch.token_ids[batch.rows.chosen[row] + 1] if i < count - 1 else None
-                if draw.names_seed:  # the token is drawn without the draft; `confirmed_tokens` compares both
-                    draft = None
-                is_drawn = draft is not None and draw.temperature > 0
-                draft_probs = self.draft_probs.get(seq_id, position) if is_drawn else None
+                is_last = i == count - 1  # no draft follows the last row
+                draft: int | None = None
+                # With a seed of the request, the token is drawn without regard to the draft, and
+                # `confirmed_tokens` compares the two afterwards.
+                if not is_last and not draw.names_seed:
+                    draft = batch.token_ids[batch.rows.chosen[row] + 1]
+                is_sampled = draft is not None and draw.temperature > 0
+                draft_probs = self.draft_probs.get(seq_id, position) if is_sampled else None
                 yield VerifiedRow(draw, position, draft, draft_probs)
                 row += 1
 

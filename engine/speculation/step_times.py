@@ -37,7 +37,8 @@ class StepTimes:
         """The table from a dict like that of `as_dict`. Raises ValueError, which names the field."""
         if not isinstance(given, Mapping) or not set(REQUIRED) <= set(given):
             raise ValueError(f"step_times={given!r}: a mapping with {ACCEPTED}")
-        if unknown := set(given) - {*REQUIRED, *OPTIONAL}:
+        unknown = set(given) - {*REQUIRED, *OPTIONAL}
+        if unknown:
             raise ValueError(f"step_times: {min(unknown, key=str)!r} is unknown; {ACCEPTED}")
         for name in REQUIRED:
             if not isinstance(given[name], Sequence) or isinstance(given[name], str):

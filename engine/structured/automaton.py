@@ -1,9 +1,11 @@
 """A regular expression as an automaton: first over bytes, then over tokens. Extension B.
 
-A state says what is left to match. Over bytes, each byte leads to another state or nowhere. Over tokens, a
-token leads where its bytes lead one by one, through states between that no output stands in: `"ab"` may span
-the end of one part of the expression and the beginning of the next. States are made when somebody comes
-there, and there are at most MAX_STATES of them.
+A state stands for what may still follow the text so far. Over bytes, a byte leads from one state to another,
+or does not fit. Over tokens, a token leads through all states to which its bytes lead, one after the other.
+So a token may begin in one part of the expression and end in the next.
+
+Most states of an expression are never reached. So a state is made when a byte first leads to it. There are at
+most MAX_STATES of them.
 """
 
 import threading
@@ -13,52 +15,60 @@ from engine.structured.matcher import Mask, StateMatcher, StructureFailed
 from engine.structured.vocabulary import TrieNode, Vocabulary
 
 MAX_STATES = 2000
-MAX_SIZE = 4000  # of what is left in one state
+MAX_SIZE = 4000  # the largest `size` of a state's expression
 
 
 class ByteAutomaton:
-    """The states of one expression, numbered as they are found. State 0 is the whole expression."""
+    """The states of one expression, numbered in the order in which they are made. State 0 is the start.
+
+    A state is an expression: the one that the rest of the text must match.
+    """
 
     def __init__(self, expression: Expression) -> None:
-        self._left = [expression]  # by state
-        self._number = {expression: 0}  # the other way round
-        self._next: list[dict[int, int | None]] = [{}]  # by state and byte, as far as it is known
+        self._expressions = [expression]  # by state
+        self._states = {expression: 0}  # by expression
+        self._transitions: list[dict[int, int | None]] = [{}]  # by state and byte, as far as computed
 
     def after(self, state: int, byte: int) -> int | None:
-        """The state behind one more byte; None if the byte does not fit. Raises StructureFailed."""
-        known = self._next[state]
-        if byte not in known:
-            known[byte] = self._number_of(derivative(self._left[state], byte))
-        return known[byte]
+        """The state after one more byte; None if the byte does not fit. Raises StructureFailed if the limits
+        of states or of their size are exceeded.
+        """
+        transitions = self._transitions[state]
+        if byte not in transitions:
+            transitions[byte] = self._state_for(derivative(self._expressions[state], byte))
+        return transitions[byte]
 
     def may_end(self, state: int) -> bool:
-        """Whether what was read matches as it is."""
-        return matches_empty(self._left[state])
+        """Whether a text that ends in this state matches the whole expression."""
+        return matches_empty(self._expressions[state])
 
-    def _number_of(self, left: Expression) -> int | None:
-        """The number of the state in which this is left, a new one if need be; None if nothing can match."""
-        if left == NOTHING:
+    def _state_for(self, expression: Expression) -> int | None:
+        """The number of this expression's state, which is made if it is new; None if no text matches."""
+        if expression == NOTHING:
             return None
-        if left not in self._number:
-            if len(self._left) == MAX_STATES:
+        if expression not in self._states:
+            if len(self._expressions) == MAX_STATES:
                 raise StructureFailed(f"the regular expression needs more than {MAX_STATES} states")
-            if size(left) > MAX_SIZE:
+            if size(expression) > MAX_SIZE:
                 raise StructureFailed("the regular expression grows too large as it is matched")
-            self._number[left] = len(self._left)
-            self._left.append(left)
-            self._next.append({})
-        return self._number[left]
+            self._states[expression] = len(self._expressions)
+            self._expressions.append(expression)
+            self._transitions.append({})
+        return self._states[expression]
 
 
 class TokenAutomaton:
-    """The same states with tokens for steps: an `Automaton` whose states are numbers."""
+    """An `Automaton` with the states of a `ByteAutomaton`, in which each step is a token. Any thread may use
+    it.
+    """
 
     first = 0
 
     def __init__(self, expression: Expression, vocabulary: Vocabulary) -> None:
         self.bytes, self.vocabulary = ByteAutomaton(expression), vocabulary
         self._masks: dict[int, Mask] = {}  # by state
-        self._lock = threading.RLock()  # requests share the states, and threads compile and step
+        # Requests share the states, and one thread may compile while another computes steps.
+        self._lock = threading.RLock()
 
     def start(self) -> StateMatcher[int]:
         return StateMatcher(self)
@@ -67,40 +77,43 @@ class TokenAutomaton:
         return self.bytes.may_end(state)
 
     def after(self, state: int, token_id: int) -> int | None:
-        """The state behind all bytes of one more token; None if one of them does not fit."""
-        data = self.vocabulary.tokens.get(token_id)
-        if data is None:
+        """The state after all bytes of one more token; None if a byte does not fit, or if the token stands
+        for no text.
+        """
+        token_bytes = self.vocabulary.tokens.get(token_id)
+        if token_bytes is None:
             return None
         with self._lock:
-            for byte in data:
-                there = self.bytes.after(state, byte)
-                if there is None:
+            for byte in token_bytes:
+                next_state = self.bytes.after(state, byte)
+                if next_state is None:
                     return None
-                state = there
+                state = next_state
         return state
 
     def allowed(self, state: int) -> Mask:
-        """The tokens all of whose bytes fit, one by one. Computed once for a state."""
+        """The mask of the tokens that fit in a state (`fitting`). Computed once for each state."""
         with self._lock:
             if state not in self._masks:
                 self._masks[state] = self.vocabulary.mask(self.fitting(state))
             return self._masks[state]
 
     def fitting(self, state: int) -> list[int]:
-        """The tokens that may come in a state, in any order: those whose bytes all fit, one by one, each in
-        the state behind the byte before. A token need not complete a match, and two may have the same bytes.
+        """The ids of the tokens that may come in a state, in any order. A token may come if all of its bytes
+        fit: the first in `state`, each other byte in the state after the byte before it. A token need not
+        complete a match. Two tokens may have the same bytes.
 
-        `vocabulary.root` is the tree of all tokens, `bytes.after` the step over one byte. Tokens that begin
-        with the same bytes are tried together, each byte once: where one does not fit, none of the tokens
-        behind it in the tree does.
+        `self.vocabulary.root` is the tree of all tokens, and `self.bytes.after` is the step over one byte.
+        Tokens that begin with the same bytes are tried together: each byte of the tree is tried at most once.
+        If a byte does not fit, no token below it in the tree fits.
         """
         fitting: list[int] = []
-        places: list[tuple[TrieNode, int]] = [(self.vocabulary.root, state)]
-        while places:
-            node, here = places.pop()
+        to_visit: list[tuple[TrieNode, int]] = [(self.vocabulary.root, state)]
+        while to_visit:
+            node, node_state = to_visit.pop()
             fitting += node.token_ids
             for byte, child in node.children.items():
-                there = self.bytes.after(here, byte)
-                if there is not None:
-                    places.append((child, there))
+                child_state = self.bytes.after(node_state, byte)
+                if child_state is not None:
+                    to_visit.append((child, child_state))
         return fitting

@@ -1,66 +1,79 @@
-"""Structured output as a capability of the engine: masks for requests that must fit. Extension B.
+"""Structured output as a capability of the engine: masks for requests whose output must fit. Extension B.
 
-A mask is one field of a row's `Draw`, and Part 5 applies it. So the record stays whole, whatever computes it:
-drafts, adapters, ranks and other requests of the batch need nothing of this. A step whose tokens decide the
-next masks lands first. What was matched is kept with the request, follows its output alone, and needs nothing
+A mask is a field of a row's `Draw`, and Part 5 applies it when the row's token is chosen. So drafts,
+adapters, several ranks and other requests of the batch need no code for masks. A step that gives such a
+request a token lands before the next step is scheduled, since its token decides the next mask. How far an
+output has come is kept in its request's `Constraint`, which reads the output alone. So nothing is to be done
 when a request is preempted or a step fails.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from engine.decoding.params import ParameterError
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.structured import StructuredOutputsParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
+from engine.requests.work import Work
 from engine.speculation.capability import drafts_of
+from engine.structured.compiler import Compiler
 from engine.structured.constraint import Constraint, both
-from engine.structured.matcher import Structure
 
 
 class Structured:
-    """A `Capability` of the engine. Its `prepare` belongs into the engine's `prepare`."""
+    """A `Capability` of the engine, and its `Preparation`."""
 
-    def __init__(
-        self, compile: Callable[[StructuredOutputsParams], Structure], eos_ids: Sequence[int]
-    ) -> None:
-        """`compile` may be called in any thread, and raises ParameterError. `eos_ids` are the tokens that end
-        an output.
-        """
-        self.compile, self._eos_ids = compile, tuple(eos_ids)
+    def __init__(self, compiler: Compiler, eos_ids: Sequence[int]) -> None:
+        """`eos_ids` are the tokens that end an output."""
+        self.compiler, self._eos_ids = compiler, tuple(eos_ids)
+
+    def work_before(self, params: SamplingParams) -> Work | None:
+        """To compile the request's constraint, if it has one that is not known."""
+        structure = params.structured_outputs
+        return self.compiling(structure) if isinstance(structure, StructuredOutputsParams) else None
+
+    def compiling(self, params: StructuredOutputsParams) -> Work | None:
+        """To compile a constraint; None if that is done."""
+        key = self.compiler.key(params)
+        return None if self.compiler.knows(key) else Work(key, partial(self.compiler.compile, params))
 
     def prepare(self, samples: list[Request]) -> None:
-        """Give the samples of one request their constraints. Raises ParameterError if it is refused."""
-        params = samples[0].params.structured_outputs
+        """Give each of the n samples of one prompt its `Constraint`, if its parameters have one. Any thread
+        may call this. Raises ParameterError if the constraint is refused.
+        """
+        params = samples[0].params.structured_outputs  # the same for all samples
         if params is None:
             return
         if not self._eos_ids:
             message = "structured_outputs needs a token that ends an output, and this model has none"
             raise ParameterError("structured_outputs", message)
-        structure = self.compile(params)
+        structure = self.compiler.compile(params)
         for request in samples:
             request.constraint = Constraint(structure, self._eos_ids, request.output.token_ids)
 
     def before_submit(self, step: Step) -> Batch:
-        """The record with a mask in each row of a request that must fit, and the other rows as they are."""
+        """The record with a mask in each row of a request that has a constraint, and the other rows as they
+        are.
+        """
         batch = step.batch
         if not any(request.constraint for request in step.requests):
             return batch
         rows = list(batch.draws.rows)
-        row = 0
-        for request, count, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
-            if request.constraint and count:
-                for i, mask in enumerate(request.constraint.masks(drafts), start=row):
-                    rows[i] = replace(rows[i], mask=both(mask, rows[i].mask), is_adjusted=True)
-            row += count
+        first_row = 0  # of the request
+        for request, num_rows, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
+            if request.constraint and num_rows:
+                for row, mask in enumerate(request.constraint.masks(drafts), start=first_row):
+                    rows[row] = replace(rows[row], mask=both(mask, rows[row].mask), is_adjusted=True)
+            first_row += num_rows
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
     def must_land_first(self, step: Step) -> bool:
-        """Whether a request that must fit gets a token in the step: it decides the next mask."""
+        """Whether the step gives a token to a request that has a constraint."""
         return any(
-            request.constraint and count
-            for request, count in zip(step.requests, step.batch.rows.counts, strict=True)
+            request.constraint and num_rows
+            for request, num_rows in zip(step.requests, step.batch.rows.counts, strict=True)
         )
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:

@@ -1,7 +1,8 @@
-"""A mask for a choice: which tokens may continue what was said. Extension B.
+"""A choice as an automaton: which tokens may continue an output that must be one of several texts.
+Extension B.
 
-The state of an output is what it has said: its bytes. A token may come if it is a beginning of what some
-choice has left. The output may end where it says a whole choice, even one that is the beginning of another.
+The state of an output is its bytes so far. An output may end where its bytes are a whole choice, even if that
+choice is the beginning of another one.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from engine.structured.vocabulary import Vocabulary
 
 
 class Choice:
-    """An `Automaton` of a list of texts."""
+    """An `Automaton` of a list of texts. Any thread may use it."""
 
     first = b""
 
@@ -22,25 +23,30 @@ class Choice:
     def start(self) -> StateMatcher[bytes]:
         return StateMatcher(self)
 
-    def left(self, said: bytes) -> list[bytes]:
-        """What each choice that begins with `said` has left, b"" for a choice that was said."""
-        return [choice[len(said) :] for choice in self.choices if choice.startswith(said)]
+    def remainders(self, output: bytes) -> list[bytes]:
+        """The rest of each choice that begins with `output`; b"" for a choice that is equal to `output`."""
+        return [choice[len(output) :] for choice in self.choices if choice.startswith(output)]
 
-    def allowed(self, said: bytes) -> Mask:
-        """The tokens that may come behind `said`, as a mask: all those that are a beginning of what some
-        choice has left, or all of it. A token that goes on past the end of the choice is none of them. Where
-        nothing is left, no token may come: constraint.py allows the one that ends an output.
+    def allowed(self, output: bytes) -> Mask:
+        """The mask of the tokens that may come after `output`: those whose bytes are a beginning of the rest
+        of some choice (`remainders`), or the whole rest. A token that goes on past the end of the choice may
+        not come. If no choice has a rest, no token may come; constraint.py allows the tokens that end an
+        output.
 
-        `Vocabulary.continuing` knows the tokens that are a beginning of some bytes, `Vocabulary.mask` makes a
-        mask of token ids.
+        `self.vocabulary.prefixes_of(text)` gives the ids of the tokens that are a beginning of `text`;
+        `self.vocabulary.mask` makes a mask of token ids.
         """
-        may_come = [id for rest in self.left(said) for id in self.vocabulary.continuing(rest)]
-        return self.vocabulary.mask(may_come)
+        token_ids: list[int] = []
+        for remainder in self.remainders(output):
+            token_ids += self.vocabulary.prefixes_of(remainder)
+        return self.vocabulary.mask(token_ids)
 
-    def may_end(self, said: bytes) -> bool:
-        return said in self.choices
+    def may_end(self, output: bytes) -> bool:
+        return output in self.choices
 
-    def after(self, said: bytes, token_id: int) -> bytes | None:
-        """`said` and the token's bytes; None if no choice begins with them."""
-        longer = said + self.vocabulary.tokens.get(token_id, b"")
-        return longer if len(longer) > len(said) and self.left(longer) else None
+    def after(self, output: bytes, token_id: int) -> bytes | None:
+        """`output` with the token's bytes; None if no choice begins so, or if the token has no text."""
+        token_bytes = self.vocabulary.tokens.get(token_id)
+        if token_bytes is None or not self.remainders(output + token_bytes):
+            return None
+        return output + token_bytes

@@ -1,7 +1,8 @@
-"""Compiles what a user asks for, by the backend that can, and keeps it for the next who asks. Extension B.
+"""Compiles the constraints of requests, and keeps the results for later requests. Extension B.
 
-Promises a structure, or a ParameterError that names the constraint's field, and of a JSON schema the keyword
-and its place. Any thread may compile: a thread that does keeps no other waiting, and a step none at all.
+Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema also the
+keyword and its place. Any thread may compile, and several do at the same time: who serves many clients lets
+one compile after the other (engine/core/one_at_a_time.py).
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
@@ -19,9 +21,9 @@ from engine.structured import places
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.costs import why_costly
-from engine.structured.matcher import Structure, StructureFailed
+from engine.structured.matcher import Begun, Structure, StructureFailed
 from engine.structured.regex import RegexError, parse
-from engine.structured.stack import call_deep
+from engine.structured.stack import call_with_large_stack
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from engine.structured.guidance import Guidance
 
 BACKENDS = ("auto", "guidance", "ruvon")
-KEPT = 64  # structures that are kept for the next request
-NAME = "structured_outputs"
+MAX_CACHED = 64  # the most structures that are kept for later requests
+FIELD = "structured_outputs"  # the request's field, which errors name
+INSTALL = "pip install 'ruvon[structured]'"
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,17 @@ class StructuredOutputsConfig:
     # "guidance" is llguidance; "ruvon" is our own code, which knows choice and regex. "auto" is llguidance
     # where it is installed.
     backend: str = "auto"
-    disable_fallback: bool = False  # no other backend is tried here in any case
+    disable_fallback: bool = False  # has no effect: after a refusal, no other backend is tried in any case
     disable_any_whitespace: bool = False  # as if each request had said so
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = False  # as if each request had said so
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             accepted = ", ".join(BACKENDS)
-            raise ValueError(f"{NAME}_config.backend={self.backend!r}: accepted are {accepted}")
+            raise ValueError(f"{FIELD}_config.backend={self.backend!r}: accepted are {accepted}")
         for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{NAME}_config.{name}={getattr(self, name)!r}: true or false is accepted")
+                raise ValueError(f"{FIELD}_config.{name}={getattr(self, name)!r}: true or false is accepted")
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "StructuredOutputsConfig":
@@ -58,23 +61,25 @@ class StructuredOutputsConfig:
         names = [spec.name for spec in fields(cls)]
         unknown = [name for name in given if name not in names]
         if unknown:
-            raise ValueError(f"{NAME}_config.{unknown[0]} is unknown: accepted are {', '.join(names)}")
+            raise ValueError(f"{FIELD}_config.{unknown[0]} is unknown: accepted are {', '.join(names)}")
         return cls(**given)
 
 
 class Compiler:
-    """Compiles for one tokenizer."""
+    """Compiles constraints for one tokenizer, and keeps the MAX_CACHED structures that were used last."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], config: StructuredOutputsConfig) -> None:
-        """Raises ValueError if the backend is named and not installed."""
+        """`eos_ids`: the tokens that end an output. Raises ValueError if the backend "guidance" is asked for
+        and llguidance is not installed.
+        """
         self._tokenizer, self._eos_ids, self._config = tokenizer, tuple(eos_ids), config
         is_installed = find_spec("llguidance") is not None
         if config.backend == "guidance" and not is_installed:
-            raise ValueError(f"{NAME}_config.backend='guidance' needs llguidance: {INSTALL}")
-        self._has_guidance = is_installed and config.backend != "ruvon"
-        self._kept: OrderedDict[StructuredOutputsParams | str, Structure] = OrderedDict()
-        self._lock = threading.Lock()  # of `_kept`
-        self._making = threading.Lock()  # the vocabulary and the backend are made once
+            raise ValueError(f"{FIELD}_config.backend='guidance' needs llguidance: {INSTALL}")
+        self._uses_guidance = is_installed and config.backend != "ruvon"
+        self._cache: OrderedDict[str, Structure] = OrderedDict()  # the least recently used first
+        self._cache_lock = threading.Lock()
+        self._setup_lock = threading.Lock()  # only one thread makes the vocabulary and the backend
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -82,66 +87,106 @@ class Compiler:
 
     @cached_property
     def _guidance(self) -> "Guidance":
-        from engine.structured.guidance import Guidance
+        from engine.structured.guidance import Guidance  # imported here, since llguidance is optional
 
         return Guidance(self._tokenizer, self._vocabulary, self._eos_ids)
 
     def compile(self, params: StructuredOutputsParams) -> Structure:
-        """The structure of a constraint. Raises ParameterError, field `structured_outputs`."""
-        params = self._with_config(params)
-        key = (
-            repr(params) if params.json is None else f"{params.schema_text()} {replace(params, json='{}')!r}"
-        )
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        with self._making:
-            _ = self._vocabulary, self._has_guidance and self._guidance
-        if self._has_guidance:
-            structure = call_deep(partial(self._by_guidance, params))
-        else:
-            structure = self._by_ourselves(params)
-        with self._lock:
-            self._kept[key] = structure
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+        """The structure of a constraint. Any thread may call this method; it may take seconds.
+
+        Raises ParameterError, which names the constraint's field, if the constraint cannot be compiled.
+        """
+        key = self.key(params)
+        structure = self._cached(key)
+        if structure is None:
+            structure = self._compile_new(self._with_config(params))
+            with self._cache_lock:
+                self._cache[key] = structure
+                if len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
         return structure
 
+    def key(self, params: StructuredOutputsParams) -> str:
+        """The same text for constraints with the same structure."""
+        return _cache_key(self._with_config(params))
+
+    def knows(self, key: str) -> bool:
+        """Whether the structure of constraints with this key is kept, so that `compile` takes no time."""
+        return self._cached(key) is not None
+
+    def _cached(self, key: str) -> Structure | None:
+        """The structure that is kept under this key, which is now the one that was used last."""
+        with self._cache_lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
+
+    def _compile_new(self, params: StructuredOutputsParams) -> Structure:
+        """The structure of a constraint that is not kept. Raises as `compile` does."""
+        if params.prefix is not None:
+            return self._continuation(params.prefix, self.compile(replace(params, prefix=None)))
+        self._set_up()
+        if self._uses_guidance:
+            return call_with_large_stack(partial(self._compile_with_guidance, params))
+        return self._compile_with_ruvon(params)
+
+    def _continuation(self, prefix: str, structure: Structure) -> Structure:
+        """The structure of what may follow a text in outputs of `structure`. In whatever tokens the text is
+        read, the same bytes lead to the same place. Raises ParameterError if no output begins with the text.
+        """
+        matcher, data = structure.start(), prefix.encode()
+        beginning = "the beginning that the output continues"
+        try:
+            token_ids = self._vocabulary.longest_tokens(data)
+            fitting = list(takewhile(matcher.advance, token_ids))
+        except (StructureFailed, ValueError) as error:
+            raise ParameterError(FIELD, f"{FIELD}: {beginning}: {error}") from None
+        if len(fitting) < len(token_ids):
+            num_bytes = sum(len(self._vocabulary.tokens[token_id]) for token_id in fitting)
+            rest = data[num_bytes:].decode(errors="replace")[:40]
+            raise ParameterError(FIELD, f"{FIELD}: {beginning} does not fit from {rest!r} on")
+        return Begun(matcher)
+
+    def _set_up(self) -> None:
+        """Make the vocabulary and the backend, if they are not made yet."""
+        with self._setup_lock:
+            _ = self._vocabulary  # the first access makes it
+            if self._uses_guidance:
+                _ = self._guidance
+
     def _with_config(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """`params`, with what the engine's options say for all requests."""
+        """`params`, with the engine's options for all requests. The options concern JSON only."""
         if params.json is None and params.json_object is None:
             return params
-        config = self._config
+        no_whitespace = params.disable_any_whitespace or self._config.disable_any_whitespace
+        if params.whitespace_pattern is not None:  # the request's own rule for whitespace takes precedence
+            no_whitespace = False
+        no_additional = params.disable_additional_properties or self._config.disable_additional_properties
         return replace(
-            params,
-            disable_any_whitespace=params.whitespace_pattern is None
-            and (params.disable_any_whitespace or config.disable_any_whitespace),
-            disable_additional_properties=params.disable_additional_properties
-            or config.disable_additional_properties,
+            params, disable_any_whitespace=no_whitespace, disable_additional_properties=no_additional
         )
 
-    def _by_ourselves(self, params: StructuredOutputsParams) -> Structure:
-        """A choice or a regular expression, compiled by our own code."""
+    def _compile_with_ruvon(self, params: StructuredOutputsParams) -> Structure:
+        """A choice or a regular expression, compiled by our own code. Raises ParameterError for others."""
         if params.choice is not None:
             return Choice(params.choice, self._vocabulary)
         if params.regex is None:
             field = "grammar" if params.grammar is not None else "json"
-            chosen = "backend='guidance'" if self._config.backend == "ruvon" else INSTALL
-            raise _refused(field, f" needs llguidance ({chosen}); without, choice and regex are accepted")
+            remedy = "backend='guidance'" if self._config.backend == "ruvon" else INSTALL
+            raise _refused(field, f" needs llguidance ({remedy}); without, choice and regex are accepted")
         try:
             automaton = TokenAutomaton(parse(params.regex), self._vocabulary)
-            if not automaton.allowed(automaton.first).any() and not automaton.may_end(automaton.first):
-                raise _refused("regex", f"={params.regex!r}: no text fits it")
+            is_possible = automaton.allowed(automaton.first).any() or automaton.may_end(automaton.first)
         except (RegexError, StructureFailed) as error:
             raise _refused("regex", f": {error}") from None
+        if not is_possible:
+            raise _refused("regex", f"={params.regex!r}: no text fits it")
         return automaton
 
-    def _by_guidance(self, params: StructuredOutputsParams) -> Structure:
-        """Any constraint, compiled by llguidance."""
+    def _compile_with_guidance(self, params: StructuredOutputsParams) -> Structure:
+        """Any constraint, compiled by llguidance. Raises ParameterError."""
         from engine.structured import guidance
 
-        backend = self._guidance
         if params.regex is not None:
             field, grammar = "regex", guidance.regex_grammar(params.regex)
         elif params.grammar is not None:
@@ -149,17 +194,18 @@ class Compiler:
         elif params.choice is not None:
             field, grammar = "choice", guidance.choice_grammar(params.choice)
         else:
-            return self._json(params)
+            return self._compile_json(params)
         try:
-            return backend.compile(grammar)
+            return self._guidance.compile(grammar)
         except guidance.RefusedByGuidance as error:
             raise _refused(field, f": {error}") from None
 
-    def _json(self, params: StructuredOutputsParams) -> Structure:
-        """A JSON schema, compiled by llguidance."""
+    def _compile_json(self, params: StructuredOutputsParams) -> Structure:
+        """A JSON schema, compiled by llguidance. Raises ParameterError, which names the place in it."""
         from engine.structured import guidance
 
-        def why(schema: Any) -> str | None:
+        def why_refused(schema: Any) -> str | None:
+            """llguidance's error for this schema, or None."""
             try:
                 self._guidance.compile(guidance.json_grammar(params, schema))
             except (guidance.RefusedByGuidance, ValueError) as error:
@@ -168,8 +214,8 @@ class Compiler:
 
         schema = json.loads(params.schema_text())
         try:
-            if why_not := why_costly(schema):
-                raise _refused("json", f": {why_not}")
+            if reason := why_costly(schema):
+                raise _refused("json", f": {reason}")
             return self._guidance.compile(guidance.json_grammar(params, schema))
         except RecursionError:
             raise _refused("json", " is nested too deeply") from None
@@ -177,11 +223,18 @@ class Compiler:
             raise
         except (guidance.RefusedByGuidance, ValueError) as error:
             field = "json" if params.json is not None else "json_object"
-            raise _refused(field, f": {error} at {places.place(schema, why)}") from None
+            raise _refused(field, f": {error} at {places.place(schema, why_refused)}") from None
 
 
-INSTALL = "pip install 'ruvon[structured]'"
+def _cache_key(params: StructuredOutputsParams) -> str:
+    """The same text for equal constraints. A JSON schema may be given as a dict or as a text, so the key has
+    the schema's text.
+    """
+    if params.json is None:
+        return repr(params)
+    return f"{params.schema_text()} {replace(params, json='{}')!r}"
 
 
 def _refused(field: str, message: str) -> ParameterError:
-    return ParameterError(NAME, f"{NAME}.{field}{message}")
+    """`field`: of the constraint. `message`: what follows the field's name."""
+    return ParameterError(FIELD, f"{FIELD}.{field}{message}")

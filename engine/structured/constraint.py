@@ -1,8 +1,9 @@
-"""What one output must fit, and how far it has come: the masks of its next rows. Extension B.
+"""What one output must fit, and how far the output has come: the masks of its next rows. Extension B.
 
-Adds to a `Matcher` what it does not know: the tokens that end an output. Such a token may come exactly where
-the output fits as it is, and where nothing else fits it is the one that may come. Behind it comes nothing but
-itself: an output that goes on all the same (`ignore_eos`) keeps a text that fits.
+A `Matcher` does not know the tokens that end an output. This module adds them: such a token may come exactly
+where the output fits as it is. If no other token fits there, only these tokens may come. After a token that
+ends the output, only such tokens may come. So an output that goes on all the same (`ignore_eos`) keeps a text
+that fits.
 """
 
 from collections.abc import Sequence
@@ -11,19 +12,21 @@ import numpy as np
 
 from engine.structured.matcher import Mask, Matcher, Structure, StructureFailed
 
-NOTHING = np.zeros(1, np.int32)  # a mask that allows no token
+NO_TOKENS = np.zeros(1, np.int32)  # a mask that allows no token
 
 
 class Constraint:
     """The constraint of one request. Only the thread that steps uses it."""
 
     def __init__(self, structure: Structure, eos_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        """`eos_ids` are the tokens that end an output. `output_ids` is the request's own growing list."""
+        """`eos_ids` are the tokens that end an output. `output_ids` is the request's list of output tokens,
+        which grows from step to step.
+        """
         self._structure, self._eos_ids, self._output_ids = structure, frozenset(eos_ids), output_ids
-        self._matcher: Matcher | None = None  # none before the first row is asked for
-        self._num_read = 0  # tokens of the output that were taken
-        self._num_ends = 0  # tokens at its end that end it
-        self._error = ""
+        self._matcher: Matcher | None = None  # made when the first mask is asked for
+        self._num_read = 0  # how many tokens of the output were taken so far
+        self._num_ends = 0  # how many of the last taken tokens are in `eos_ids`
+        self._error = ""  # why the constraint has failed; "" if it has not
 
     @property
     def why_no_token(self) -> str:
@@ -31,14 +34,16 @@ class Constraint:
         return self._error or "no token fits structured_outputs that the other parameters allow"
 
     def masks(self, drafts: Sequence[int]) -> list[Mask]:
-        """The mask of the row behind the output so far, and of the row behind each draft that fits with those
-        before it. A row behind a draft that does not fit has none: the row before never chooses that draft.
+        """The masks of a step's rows: first of the row after the output so far, then of the row after each
+        draft. The masks end before the first draft that does not fit: the row before that draft never chooses
+        it, so no later row counts.
 
-        A constraint that has failed allows no token, so that its request alone ends, with an error.
+        A constraint that has failed gives a mask that allows no token, so that only its request ends, with an
+        error.
         """
         masks: list[Mask] = []
         try:
-            matcher = self._caught_up()
+            matcher = self._matcher_after_output()
             masks.append(self._mask(matcher))
             num_taken = 0
             for draft in drafts:
@@ -46,14 +51,14 @@ class Constraint:
                     break
                 num_taken += 1
                 masks.append(self._mask(matcher))
-            self._take_back(matcher, num_taken)
+            self._take_back(matcher, num_taken)  # drafts are not part of the output yet
         except StructureFailed as error:
             self._error = f"structured_outputs: {error}"
-        return [NOTHING] if self._error else masks
+        return [NO_TOKENS] if self._error else masks
 
-    def _caught_up(self) -> Matcher:
-        """The matcher, behind all tokens of the output. Raises StructureFailed if one of them does not fit,
-        or if the constraint has failed before.
+    def _matcher_after_output(self) -> Matcher:
+        """The matcher after all tokens of the output. Raises StructureFailed if a token does not fit, or if
+        the constraint has failed before.
         """
         if self._error:
             raise StructureFailed(self._error.removeprefix("structured_outputs: "))
@@ -66,35 +71,40 @@ class Constraint:
         return self._matcher
 
     def _take(self, matcher: Matcher, token_id: int) -> bool:
-        """Take one more token. Returns whether it fits."""
+        """Take one more token. Returns whether it fits; if not, nothing changes."""
         if token_id in self._eos_ids:
-            fits = bool(self._num_ends) or matcher.may_end()
-            self._num_ends += fits
-            return fits
-        return not self._num_ends and matcher.advance(token_id)
+            if not self._may_end(matcher):
+                return False
+            self._num_ends += 1
+            return True
+        return self._num_ends == 0 and matcher.advance(token_id)
 
     def _take_back(self, matcher: Matcher, count: int) -> None:
         """Take back the last `count` tokens."""
-        num_ends = min(count, self._num_ends)
+        num_ends = min(count, self._num_ends)  # the matcher has not seen the tokens that end the output
         self._num_ends -= num_ends
         matcher.rollback(count - num_ends)
 
+    def _may_end(self, matcher: Matcher) -> bool:
+        """Whether a token that ends the output may come next."""
+        return self._num_ends > 0 or matcher.may_end()
+
     def _mask(self, matcher: Matcher) -> Mask:
         """The tokens that may come next, those that end the output included."""
-        may_end = bool(self._num_ends) or matcher.may_end()
-        allowed = NOTHING.copy() if self._num_ends else matcher.allowed()
-        num_words = max(self._eos_ids) // 32 + 1
+        allowed = matcher.allowed() if self._num_ends == 0 else NO_TOKENS.copy()
+        num_words = max(self._eos_ids) // 32 + 1  # of a mask that has a bit for each of `eos_ids`
         if len(allowed) < num_words:
             allowed = np.concatenate([allowed, np.zeros(num_words - len(allowed), np.int32)])
-        bits = allowed.view(np.uint32)
+        bits = allowed.view(np.uint32)  # unsigned, since the highest bit is a token's bit and no sign
+        may_end = self._may_end(matcher)
         for token_id in self._eos_ids:
-            bit = np.uint32(1 << token_id % 32)
-            bits[token_id // 32] = bits[token_id // 32] | bit if may_end else bits[token_id // 32] & ~bit
+            word, bit = token_id // 32, np.uint32(1 << token_id % 32)
+            bits[word] = bits[word] | bit if may_end else bits[word] & ~bit
         return allowed
 
 
 def both(mask: Mask, other: Mask | None) -> Mask:
-    """The tokens that both masks allow. A mask allows no token that it has no bit for; None allows all."""
+    """The tokens that both masks allow. A mask does not allow tokens past its last bit; None allows all."""
     if other is None:
         return mask
     length = min(len(mask), len(other))

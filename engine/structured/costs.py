@@ -1,10 +1,13 @@
-"""Refuses JSON schemas that would take too long to compile, or that a library reads otherwise than they say.
-Extension B.
+"""Refuses JSON schemas that would take too long to compile, or that llguidance would misread. Extension B.
 
-llguidance bounds most of its work by itself. Not bounded are: its time for an object with many properties,
-which grows with their square; for several patterns that one text must fit, which triples with each; and for
-multiples, which grows with their least common multiple and their number. Its bounds of numbers are 64 bits
-wide, and a bound beyond them becomes another one in silence.
+llguidance bounds most of its work by itself. It does not bound its time for
+
+- an object with many properties: the time grows with the square of their number;
+- several patterns that one text must fit: each pattern triples the time;
+- `multipleOf`: the time grows with the least common multiple of all values in the schema, and with their sum.
+
+It also keeps the bounds of numbers in 64 bits, and reads a bound beyond them as another number without an
+error.
 """
 
 import math
@@ -12,98 +15,116 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from engine.structured.places import changed
+from engine.structured.places import map_schemas
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
-MAX_MULTIPLE = 10_000  # least common multiple, and sum, of all `multipleOf`, without zeros at their ends
-LIMIT = 1 << 63  # of a number's bounds, on both sides
+MAX_MULTIPLE = 10_000  # least common multiple, and sum, of all `multipleOf`, as `_without_zeros` counts them
+LIMIT = 1 << 63  # the largest magnitude of a number's bound
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def why_costly(schema: Any) -> str | None:
-    """Why a schema is refused before a library sees it: the keyword and what is accepted. None: it is not."""
-    multiple, total = 1, 0
-    for part in _schemas(schema):
-        if "x-guidance" in part:  # it may say that keywords which are not known are passed over
-            return "x-guidance is llguidance's own, and is not accepted"
-        for name in ("properties", "required"):
-            count = len(value) if isinstance(value := part.get(name), dict | list) else 0
-            if count > MAX_PROPERTIES:
-                return f"{name} has {count} names; at most {MAX_PROPERTIES} are accepted"
-        for name in BOUNDS:
-            value = part.get(name)
-            if isinstance(value, int | float) and not _is_exact(value):
-                return f"{name}={value}: a number that has an exact float of 64 bits is accepted, up to 2**63"
-        if isinstance(value := part.get("multipleOf"), int | float) and value:
-            digits = _without_zeros(value)
-            multiple, total = math.lcm(multiple, digits), total + digits
-            if max(multiple, total) > MAX_MULTIPLE:
-                return (
-                    f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
-                    "and the sum of all in the schema, without a decimal point and zeros at the end"
-                )
-    num_patterns = _Patterns(schema).count(schema)
+    """Why a schema is refused: the keyword, its value and what is accepted. None if it is not refused."""
+    common_multiple, sum_of_multiples = 1, 0
+    for part in _all_schemas(schema):
+        if reason := _why_part_costly(part):
+            return reason
+        value = part.get("multipleOf")
+        if not isinstance(value, int | float) or not value:
+            continue
+        digits = _without_zeros(value)
+        common_multiple, sum_of_multiples = math.lcm(common_multiple, digits), sum_of_multiples + digits
+        if max(common_multiple, sum_of_multiples) > MAX_MULTIPLE:
+            return (
+                f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
+                "and the sum of all in the schema, without a decimal point and zeros at the end"
+            )
+    num_patterns = _PatternCounter(schema).count(schema)
     if num_patterns > MAX_PATTERNS:
         return f"allOf has one text fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
     return None
 
 
-def _schemas(schema: Any) -> list[dict[str, Any]]:
-    """The schema and all schemas within it."""
-    found: list[dict[str, Any]] = []
+def _why_part_costly(part: dict[str, Any]) -> str | None:
+    """As `why_costly`, for the keywords of one schema that count by themselves."""
+    if "x-guidance" in part:  # with it, a schema can have llguidance skip keywords that it does not know
+        return "x-guidance is llguidance's own, and is not accepted"
+    for keyword in ("properties", "required"):
+        value = part.get(keyword)
+        if isinstance(value, dict | list) and len(value) > MAX_PROPERTIES:
+            return f"{keyword} has {len(value)} names; at most {MAX_PROPERTIES} are accepted"
+    for keyword in BOUNDS:
+        value = part.get(keyword)
+        if isinstance(value, int | float) and not _is_exact(value):
+            return f"{keyword}={value}: a number that has an exact float of 64 bits is accepted, up to 2**63"
+    return None
 
-    def note(part: dict[str, Any]) -> dict[str, Any]:
-        found.append(part)
+
+def _all_schemas(schema: Any) -> list[dict[str, Any]]:
+    """The schema and all schemas within it, the inner ones first."""
+    schemas: list[dict[str, Any]] = []
+
+    def collect(part: dict[str, Any]) -> dict[str, Any]:
+        schemas.append(part)
         return part
 
-    changed(schema, note)
-    return found
+    map_schemas(schema, collect)
+    return schemas
 
 
 def _is_exact(value: int | float) -> bool:
-    """Whether llguidance reads a bound as it is written. 2**63 - 1 has no exact float, and is read as it."""
+    """Whether llguidance reads a bound as it is written, as a float of 64 bits."""
     if abs(value) > LIMIT:
         return False
+    # LIMIT - 1, the largest int64, has no exact float, but llguidance reads it as what is meant.
     return value == LIMIT - 1 or int(float(value)) == int(value)
 
 
 def _without_zeros(value: int | float) -> int:
-    """The digits of a number as a whole number: 25 for 0.25, 25 and 2500."""
+    """The digits of a number as a whole number, without zeros at the end: 25 for 0.25, 25 and 2500."""
     digits = Decimal(repr(value)).normalize().as_tuple().digits
     return int("".join(map(str, digits)))
 
 
-class _Patterns:
-    """Counts, at most, how many patterns and formats one text of a schema must fit at once."""
+class _PatternCounter:
+    """Counts how many patterns and formats one text of a schema must fit at once, at most."""
 
     def __init__(self, root: Any) -> None:
+        """`root`: the whole schema, in which references are looked up."""
         self.root = root
-        self.known: dict[str, int] = {}  # by reference; 0 while it is being counted
+        self.counts: dict[str, int] = {}  # by reference; 0 while the count is under way
 
     def count(self, schema: Any) -> int:
+        """The count for a schema, a list of schemas, or another value within a schema."""
         if isinstance(schema, list):
             return max(map(self.count, schema), default=0)
         if not isinstance(schema, Mapping):
             return 0
-        here = sum(isinstance(schema.get(name), str) for name in ("pattern", "format"))
-        at_once = schema.get("allOf")
-        here += sum(map(self.count, at_once)) if isinstance(at_once, list) else 0
+        # One text must fit this schema's own patterns, all of allOf, and what it refers to.
+        at_once = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
+        if isinstance(schema.get("allOf"), list):
+            at_once += sum(map(self.count, schema["allOf"]))
         if isinstance(schema.get("$ref"), str):
-            here += self._referenced(schema["$ref"])
-        others = (value for name, value in schema.items() if name != "allOf")
-        return max(here, max(map(self.count, others), default=0))
+            at_once += self._count_reference(schema["$ref"])
+        # Other schemas within this one are for other texts, or are alternatives.
+        for keyword, value in schema.items():
+            if keyword != "allOf":
+                at_once = max(at_once, self.count(value))
+        return at_once
 
-    def _referenced(self, reference: str) -> int:
-        if reference not in self.known:
-            self.known[reference] = 0
-            self.known[reference] = self.count(self._found(reference))
-        return self.known[reference]
+    def _count_reference(self, reference: str) -> int:
+        if reference not in self.counts:
+            self.counts[reference] = 0  # a reference back to here adds nothing
+            self.counts[reference] = self.count(self._resolve(reference))
+        return self.counts[reference]
 
-    def _found(self, reference: str) -> Any:
-        """What a reference within the schema stands for; None for any other."""
-        found = self.root if reference.startswith("#") else None
+    def _resolve(self, reference: str) -> Any:
+        """The value in the schema to which a reference such as "#/$defs/a" leads; None if there is none."""
+        if not reference.startswith("#"):
+            return None
+        value = self.root
         for step in reference.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return found
+            name = step.replace("~1", "/").replace("~0", "~")  # as JSON pointers (RFC 6901) write these
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value

@@ -1,9 +1,11 @@
-"""Regular expressions over bytes, and what is left of one behind a byte. Extension B.
+"""Regular expressions over bytes, and the derivative of an expression by a byte. Extension B.
 
-The derivative of an expression by a byte matches what may follow that byte: of `ab|ac` by `a` it is `b|c`.
-Whoever takes one derivative after another reads a text and needs no search: the text fits if what is left in
-the end matches the empty text. Expressions are kept in one simple form, so that the same rest is equal to
-itself, and an expression that matches nothing is `NOTHING` and no other.
+The derivative of an expression by a byte matches what may follow that byte: of `ab|ac` by `a` it is `b|c`. So
+a text is matched byte by byte, and without a search: after each byte, the derivative takes the place of the
+expression. The text matches if the last derivative matches the empty text.
+
+`chain`, `either` and `repeat` keep expressions in a simple form, so that equal rests of an expression are
+equal objects. An expression that matches no text is always NOTHING.
 Source: Brzozowski 1964, https://doi.org/10.1145/321239.321249.
 """
 
@@ -12,72 +14,78 @@ from typing import Union
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """One byte of a set. `bits`: bit b says whether byte b is in it."""
+class ByteSet:
+    """Matches one byte of a set. Bit b of `bits` says whether byte b is in the set."""
 
     bits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The items one behind the other. Without items: the empty text."""
+    """Matches the items one after the other. Without items, it matches the empty text."""
 
     items: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of the options. Without options: nothing at all."""
+    """Matches what one of the options matches. Without options, it matches no text."""
 
     options: frozenset["Expression"]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The item, `least` to `most` times; a `most` of None: any number of times."""
+    """Matches the item `least` to `most` times in a row. None as `most` means any number of times."""
 
     item: "Expression"
     least: int
     most: int | None
 
 
-Expression = Union[Bytes, Chain, Either, Repeat]  # noqa: UP007  # the classes name it before it is there
-EMPTY = Chain(())
-NOTHING = Either(frozenset())
+Expression = Union[ByteSet, Chain, Either, Repeat]  # noqa: UP007  # the classes above name it in strings
+EMPTY = Chain(())  # matches the empty text
+NOTHING = Either(frozenset())  # matches no text
 
 
-def one_of(bits: int) -> Expression:
-    """One byte of the set, or NOTHING if it is empty."""
-    return Bytes(bits) if bits else NOTHING
+def byte_set(bits: int) -> Expression:
+    """One byte of the set, or NOTHING if the set is empty. `bits`: as in `ByteSet`."""
+    return ByteSet(bits) if bits else NOTHING
 
 
 def chain(*items: Expression) -> Expression:
-    """The items one behind the other, without chains in chains."""
+    """The items one after the other. A chain among the items becomes a part of this chain."""
     flat: list[Expression] = []
     for item in items:
         if item == NOTHING:
             return NOTHING
-        flat += item.items if isinstance(item, Chain) else (item,)
+        if isinstance(item, Chain):
+            flat += item.items
+        else:
+            flat.append(item)
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))
 
 
 def either(*options: Expression) -> Expression:
-    """One of the options, without choices in choices. Several sets of bytes become one set."""
+    """One of the options. A choice among the options becomes a part of this choice, and all sets of bytes
+    become one set.
+    """
     flat: set[Expression] = set()
     bits = 0
     for option in options:
-        for inner in option.options if isinstance(option, Either) else (option,):
-            if isinstance(inner, Bytes):
+        inner_options = option.options if isinstance(option, Either) else (option,)
+        for inner in inner_options:
+            if isinstance(inner, ByteSet):
                 bits |= inner.bits
             else:
                 flat.add(inner)
     if bits:
-        flat.add(Bytes(bits))
+        flat.add(ByteSet(bits))
     return next(iter(flat)) if len(flat) == 1 else Either(frozenset(flat))
 
 
 def repeat(item: Expression, least: int, most: int | None) -> Expression:
-    """The item, `least` to `most` times."""
+    """The item, `least` to `most` times in a row. None as `most` means any number of times."""
     if most == 0 or item == EMPTY:
         return EMPTY
     if item == NOTHING:
@@ -86,9 +94,9 @@ def repeat(item: Expression, least: int, most: int | None) -> Expression:
 
 
 def matches_empty(expression: Expression) -> bool:
-    """Whether the empty text matches."""
+    """Whether the expression matches the empty text."""
     match expression:
-        case Bytes():
+        case ByteSet():
             return False
         case Chain(items):
             return all(map(matches_empty, items))
@@ -99,16 +107,20 @@ def matches_empty(expression: Expression) -> bool:
 
 
 def derivative(expression: Expression, byte: int) -> Expression:
-    """What may follow `byte` in a text that matches `expression`; NOTHING if no such text begins with it.
+    """An expression that matches what may follow `byte` in the texts that `expression` matches; NOTHING if no
+    such text begins with `byte`. By the kind of the expression:
 
-    The byte uses up a set that has it. Each option goes on for itself. In a chain, the byte belongs to the
-    first item, and the items behind it follow; or, if all items before it may be empty, to a later one. A
-    repetition is left with what the byte leaves of one round, and behind that with one round less: `least`
-    and `most` are one less, but `least` never below 0 and a `most` of None as it is. `chain`, `either` and
-    `repeat` keep the results in their simple form.
+    - ByteSet: if the byte is in the set, EMPTY, and otherwise NOTHING.
+    - Either: one of the derivatives of the options.
+    - Chain: the byte may belong to the first item: the derivative of the item, and then all later items. If
+      the first item matches the empty text, the byte may also belong to the second item, and so on.
+    - Repeat: the derivative of the item, and then the item repeated once less: `least` and `most` are one
+      less, but `least` is never below 0, and None as `most` stays None.
+
+    `chain`, `either` and `repeat` keep the results in their simple form.
     """
     match expression:
-        case Bytes(bits):
+        case ByteSet(bits):
             return EMPTY if bits >> byte & 1 else NOTHING
         case Either(options):
             return either(*(derivative(option, byte) for option in options))
@@ -116,19 +128,18 @@ def derivative(expression: Expression, byte: int) -> Expression:
             fewer = repeat(item, max(0, least - 1), None if most is None else most - 1)
             return chain(derivative(item, byte), fewer)
         case Chain(items):
-            # The byte belongs to the first item; or, if all items before may be empty, to a later one.
-            rests: list[Expression] = []
+            results: list[Expression] = []
             for i, item in enumerate(items):
-                rests.append(chain(derivative(item, byte), *items[i + 1 :]))
+                results.append(chain(derivative(item, byte), *items[i + 1 :]))
                 if not matches_empty(item):
                     break
-            return either(*rests)
+            return either(*results)
 
 
 def size(expression: Expression) -> int:
-    """How many expressions it is made of, itself included."""
+    """The number of expressions of which this expression is made, itself included."""
     match expression:
-        case Bytes():
+        case ByteSet():
             return 1
         case Chain(parts) | Either(parts):
             return 1 + sum(map(size, parts))

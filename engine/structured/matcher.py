@@ -1,18 +1,19 @@
-"""The two sides of structured output: what is compiled once, and what follows one output. Extension B.
+"""The interfaces of structured output: what is compiled once, and what follows one output. Extension B.
 
 A `Structure` is a constraint that was compiled for one vocabulary; all requests with the same constraint
-share it. A `Matcher` follows one output of it, token by token, and says which tokens may come next. Neither
-knows the token that ends an output, requests, or steps: constraint.py does. Two files of ours are
-structures (choice.py, automaton.py), and llguidance makes others (guidance.py).
+share it. A `Matcher` follows one output of such a request, token by token, and says which tokens may come
+next. Neither knows requests, steps, or the tokens that end an output: constraint.py does. Our own structures
+are in choice.py and automaton.py; llguidance makes others (guidance.py).
 """
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 State = TypeVar("State", bound=Hashable)
-Mask = np.ndarray  # [ceil(V / 32)] in int32: bit v % 32 of number v // 32 says whether token v may come
+Mask = np.ndarray  # int32[ceil(V / 32)]: bit v % 32 of number v // 32 says whether token v may come
 
 
 class StructureFailed(Exception):
@@ -20,7 +21,7 @@ class StructureFailed(Exception):
 
 
 class Matcher(Protocol):
-    """Where one output stands."""
+    """Follows one output. Only one thread at a time may use it."""
 
     def allowed(self) -> Mask:
         """The tokens with text that may come next, in an array that the caller may change. Raises
@@ -31,41 +32,59 @@ class Matcher(Protocol):
         """Whether the output fits as it is."""
 
     def advance(self, token_id: int) -> bool:
-        """Take one more token. Returns False, and changes nothing, if the token does not fit."""
+        """Take one more token. Returns False, and changes nothing, if the token does not fit. Raises
+        StructureFailed.
+        """
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
+
+    def copy(self) -> "Matcher":
+        """Another matcher at the same place. Tokens so far cannot be taken back from it."""
 
 
 class Structure(Protocol):
     """A constraint, compiled for one vocabulary. Any thread may use it."""
 
     def start(self) -> Matcher:
-        """A matcher of an output without tokens."""
+        """A new matcher, for an output without tokens."""
+
+
+class Begun:
+    """A structure whose outputs begin where a matcher stands."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        """`matcher` is not used elsewhere from now on."""
+        self._matcher = matcher
+        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
+
+    def start(self) -> Matcher:
+        with self._lock:
+            return self._matcher.copy()
 
 
 class Automaton(Protocol[State]):
-    """A structure whose matchers need to remember a state alone."""
+    """A structure in which a state says all that matters of an output so far."""
 
     @property
     def first(self) -> State:
         """The state of an output without tokens."""
 
     def allowed(self, state: State) -> Mask:
-        """The tokens that may come in a state."""
+        """The tokens that may come in a state. Raises StructureFailed."""
 
     def may_end(self, state: State) -> bool:
         """Whether an output in this state fits as it is."""
 
     def after(self, state: State, token_id: int) -> State | None:
-        """The state behind one more token; None if it does not fit."""
+        """The state after one more token; None if the token does not fit. Raises StructureFailed."""
 
 
 class StateMatcher(Generic[State]):
-    """The matcher of an `Automaton`: the states so far, so that tokens can be taken back."""
+    """The `Matcher` of an `Automaton`. It keeps all states so far, so that tokens can be taken back."""
 
-    def __init__(self, automaton: Automaton[State]) -> None:
-        self._automaton, self._states = automaton, [automaton.first]
+    def __init__(self, automaton: Automaton[State], states: Sequence[State] = ()) -> None:
+        self._automaton, self._states = automaton, list(states) or [automaton.first]
 
     def allowed(self) -> Mask:
         return self._automaton.allowed(self._states[-1]).copy()
@@ -81,5 +100,8 @@ class StateMatcher(Generic[State]):
         return True
 
     def rollback(self, count: int) -> None:
-        if count:
+        if count:  # [-0:] would be the whole list
             del self._states[-count:]
+
+    def copy(self) -> "StateMatcher[State]":
+        return StateMatcher(self._automaton, self._states[-1:])

@@ -1,80 +1,93 @@
 """Where in a JSON schema something is refused: the keyword, and the way to it. Extension B.
 
-The library that refuses says why, and not where. The place is found by asking it about parts: a schema within
-the schema that is refused for the same reason, and in the smallest of these the keyword without which it is
-not.
+A library that refuses a schema says why, but not where. So parts of the schema are tried, one by one. First
+the smallest schema within the schema is searched that is refused for the same reason. Then, in this smallest
+schema, the keyword without which it is not refused.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
-MAX_CHARACTERS = 1 << 18  # of all parts that are compiled, as JSON: a second at most
-REFERENCED = ("$defs", "definitions")  # schemas that others refer to
-BY_NAME = ("properties", "patternProperties", "dependentSchemas", *REFERENCED)  # schemas by name
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+MAX_CHARACTERS = 1 << 18  # of all parts that are tried, as JSON: a second at most
+# Keywords, by what their values are.
+DATA = ("const", "enum", "default", "examples")  # no schemas
+DEFINITIONS = ("$defs", "definitions")  # schemas by name, to which others refer
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", *DEFINITIONS)  # schemas by name
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")  # lists of schemas
 SINGLE = (
     "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains",
     "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
-Why = Callable[[Any], str | None]  # a schema -> why it is refused, or None
+WhyRefused = Callable[[Any], str | None]  # a schema -> why it is refused, or None
 
 
-def place(schema: Any, why: Why) -> str:
-    """The place of what is refused, as a JSON pointer, such as "#/properties/age/not". If that takes too
-    long to find, a place above it.
+def place(schema: Any, why_refused: WhyRefused) -> str:
+    """The place of what is refused in `schema`, as a JSON pointer, such as "#/properties/age/not". If the
+    search would try more than MAX_CHARACTERS, the result is a place above it.
     """
-    reason, num_left = why(schema), MAX_CHARACTERS
-    referenced = {}
+    reason, characters_left = why_refused(schema), MAX_CHARACTERS
+    definitions = {}
     if isinstance(schema, Mapping):
-        referenced = {name: schema[name] for name in REFERENCED if name in schema}
+        definitions = {keyword: schema[keyword] for keyword in DEFINITIONS if keyword in schema}
 
     def is_refused(part: Any) -> bool:
-        """Whether a part is refused for the same reason."""
-        nonlocal num_left
-        alone = {**referenced, **part} if isinstance(part, Mapping) else part
-        num_left -= len(json.dumps(alone))
-        return num_left > 0 and why(alone) == reason
+        """Whether a part is refused for the same reason. False if no characters are left."""
+        nonlocal characters_left
+        with_definitions = {**definitions, **part} if isinstance(part, Mapping) else part
+        characters_left -= len(json.dumps(with_definitions))
+        return characters_left > 0 and why_refused(with_definitions) == reason
 
-    # 1. Go down, as long as a schema within is refused by itself.
-    way, here = "#", schema
-    while inner := next(((step, part) for step, part in _within(here) if is_refused(part)), None):
-        way, here = f"{way}/{inner[0]}", inner[1]
-    # 2. There, find the keyword without which nothing is refused.
-    names = here if isinstance(here, Mapping) else ()
-    for name in sorted(names, key=lambda name: name not in (reason or "")):  # those that it names first
-        is_cause = not is_refused({other: value for other, value in here.items() if other != name})
-        if is_cause and num_left > 0:
-            return f"{way}/{_escaped(name)}"
-    return way
+    # 1. Go down to the smallest schema that is refused.
+    pointer, smallest = "#", schema
+    while True:
+        refused_parts = ((step, part) for step, part in _schemas_within(smallest) if is_refused(part))
+        first = next(refused_parts, None)
+        if first is None:
+            break
+        step, smallest = first
+        pointer = f"{pointer}/{step}"
+    # 2. There, find the keyword without which the schema is not refused. The reason may name the keyword, so
+    #    keywords in it are tried first.
+    keywords = list(smallest) if isinstance(smallest, Mapping) else []
+    for keyword in sorted(keywords, key=lambda keyword: keyword not in (reason or "")):
+        without_keyword = {name: value for name, value in smallest.items() if name != keyword}
+        if not is_refused(without_keyword) and characters_left > 0:
+            return f"{pointer}/{_escaped(keyword)}"
+    return pointer
 
 
-def _within(schema: Any) -> Iterator[tuple[str, Any]]:
-    """(step, schema) for each schema within a schema: the steps of a pointer, and what lies there."""
+def _schemas_within(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each schema directly within a schema, as (its steps in a JSON pointer, the schema)."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():
         if keyword in BY_NAME and isinstance(value, Mapping):
-            yield from ((f"{keyword}/{_escaped(name)}", part) for name, part in value.items())
+            for name, part in value.items():
+                yield f"{keyword}/{_escaped(name)}", part
         elif keyword in LISTS and isinstance(value, list):
-            yield from ((f"{keyword}/{i}", part) for i, part in enumerate(value))
+            for i, part in enumerate(value):
+                yield f"{keyword}/{i}", part
         elif keyword in SINGLE:
             yield keyword, value
 
 
-def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy of a schema, with what `change` makes of it and of each schema within. Data stays as it is."""
+def map_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a schema in which `change` was applied to each schema within, and last to the schema itself.
+    Values of the keywords in DATA stay as they are.
+    """
     if isinstance(schema, list):
-        return [changed(part, change) for part in schema]
+        return [map_schemas(part, change) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    copy = {}
+    copy: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in BY_NAME and isinstance(value, Mapping):
-            copy[keyword] = {name: changed(part, change) for name, part in value.items()}
+            copy[keyword] = {name: map_schemas(part, change) for name, part in value.items()}
+        elif keyword in DATA:
+            copy[keyword] = value
         else:
-            copy[keyword] = value if keyword in DATA else changed(value, change)
+            copy[keyword] = map_schemas(value, change)
     return change(copy)
 
 

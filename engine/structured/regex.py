@@ -1,24 +1,29 @@
 """Reads a regular expression, as Python's `re` writes it, into an expression over bytes. Extension B.
 
-The whole output matches, as with `re.fullmatch(…, re.ASCII)`: `\\d`, `\\w` and `\\s` are ASCII's, and `^` and
-`$` may stand at the ends alone. What cannot be said with bytes one by one (look-around, references back, word
-boundaries) is refused by name and place.
+The whole output must match, as with `re.fullmatch(…, re.ASCII)`. `\\d`, `\\w` and `\\s` stand for ASCII
+characters only. `^` is accepted at the beginning, and `$` at the end. What an expression over bytes cannot
+say (look-around, references back, word boundaries) is refused by name and place.
 """
+
+from typing import NoReturn
 
 from engine.structured.derivative import EMPTY, Expression, chain, either, repeat
 from engine.structured.utf8 import LAST, Ranges, characters, others
 
 MAX_DEPTH = 50  # groups in groups
 MAX_REPEATS = 1000  # the largest number in {m,n}
+NEWLINE: Ranges = [(10, 10)]
 DIGITS: Ranges = [(48, 57)]
 WORD: Ranges = [*DIGITS, (65, 90), (95, 95), (97, 122)]
 SPACES: Ranges = [(9, 13), (32, 32)]
+# Escapes that stand for a set of characters, for a control character, and for a character by its number.
 CLASSES = {
     "d": DIGITS, "w": WORD, "s": SPACES, "D": others(DIGITS), "W": others(WORD), "S": others(SPACES),
 }  # fmt: skip
 CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
-HEX = {"x": 2, "u": 4, "U": 8}  # escapes with so many hexadecimal digits
-ABSENT = {
+BACKSPACE = 8  # what `\b` means in a set
+HEX_DIGITS = {"x": 2, "u": 4, "U": 8}  # escape -> how many hexadecimal digits follow
+UNSUPPORTED_GROUPS = {
     "?=": "look-ahead", "?!": "look-ahead", "?<=": "look-behind", "?<!": "look-behind",
     "?P<": "a named group", "?P=": "a reference back", "?(": "a condition", "?>": "an atomic group",
     "?#": "a comment",
@@ -39,84 +44,94 @@ def parse(text: str) -> Expression:
 
 
 class _Reader:
-    """Reads `text` from `place` on, one function for each kind of thing that may come next."""
+    """Reads `text` from `place` on. There is a method for each form that may come next: it steps over the
+    form, and returns what the form stands for.
+    """
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise RegexError with the place and the next characters."""
         shown = self.text[self.place : self.place + 20]
-        raise RegexError(f"at character {self.place}, {shown!r}: {why}")
+        raise RegexError(f"at character {self.place}, {shown!r}: {reason}")
 
-    def next(self, *accepted: str) -> str:
-        """Step over the first of `accepted` that comes next, and return it; "" if none does."""
-        for text in accepted:
+    def refuse_at(self, place: int, reason: str) -> NoReturn:
+        """As `refuse`, for an earlier place."""
+        self.place = place
+        self.refuse(reason)
+
+    def accept(self, *texts: str) -> str:
+        """Step over the first of `texts` that comes next, and return it; "" if none comes."""
+        for text in texts:
             if self.text.startswith(text, self.place):
                 self.place += len(text)
                 return text
         return ""
 
     def character(self) -> str:
-        """Step over one character."""
+        """Step over one character, and return it."""
         if self.place == len(self.text):
             self.refuse("the expression ends too early")
         self.place += 1
         return self.text[self.place - 1]
 
     def options(self, depth: int) -> Expression:
-        """`a|b|…`, up to a closing bracket or the end."""
+        """`a|b|…`, up to a closing bracket or the end. `depth`: the number of groups around it."""
         if depth > MAX_DEPTH:
             self.refuse(f"more than {MAX_DEPTH} groups stand in each other")
-        options = [self.row(depth)]
-        while self.next("|"):
-            options.append(self.row(depth))
+        options = [self.sequence(depth)]
+        while self.accept("|"):
+            options.append(self.sequence(depth))
         return either(*options)
 
-    def row(self, depth: int) -> Expression:
-        """Items one behind the other, each with how often it comes."""
+    def sequence(self, depth: int) -> Expression:
+        """Items one after the other, each with its repetition."""
         items: list[Expression] = []
         while self.place < len(self.text) and self.text[self.place] not in "|)":
-            items.append(self.repeated(self.item(depth)))
+            items.append(self.repetition(self.item(depth)))
         return chain(*items)
 
     def item(self, depth: int) -> Expression:
-        """A group, a set, an escape, a dot, or a character."""
+        """A group, a set, an escape, a dot, `^` or `$`, or a character."""
         start = self.place
         char = self.character()
         if char == "(":
-            if not self.next("?:"):
-                for sign, name in ABSENT.items():
-                    if self.text.startswith(sign, self.place):
-                        self.refuse(f"{name} is not supported")
-                if self.text.startswith("?", self.place):
-                    self.refuse("this group is not supported")
-            group = self.options(depth + 1)
-            if not self.next(")"):
-                self.refuse("a closing bracket is missing")
-            return group
+            return self.group(depth)
         if char == "[":
-            return characters(self.set())
+            return characters(self.character_set())
         if char == "\\":
             return characters(self.escape())
         if char == ".":
-            return characters(others([(10, 10)]))
-        self.place = start
+            return characters(others(NEWLINE))
         if char in "*+?{":
-            self.refuse("there is nothing to repeat")
+            self.refuse_at(start, "there is nothing to repeat")
         if char in "^$":
-            is_at_end = start == (0 if char == "^" else len(self.text) - 1)
-            if depth or not is_at_end:
-                self.refuse("^ is accepted at the beginning and $ at the end: the whole output matches")
-            self.place += 1
+            own_place = 0 if char == "^" else len(self.text) - 1
+            if depth or start != own_place:
+                reason = "^ is accepted at the beginning and $ at the end: the whole output matches"
+                self.refuse_at(start, reason)
             return EMPTY
-        self.place += 1
         return characters([(ord(char), ord(char))])
 
-    def repeated(self, item: Expression) -> Expression:
-        """The item, as often as what follows says."""
+    def group(self, depth: int) -> Expression:
+        """The rest of `(…)` or `(?:…)` after its opening bracket."""
+        if not self.accept("?:"):
+            for sign, name in UNSUPPORTED_GROUPS.items():
+                if self.text.startswith(sign, self.place):
+                    self.refuse(f"{name} is not supported")
+            if self.text.startswith("?", self.place):
+                self.refuse("this group is not supported")
+        options = self.options(depth + 1)
+        if not self.accept(")"):
+            self.refuse("a closing bracket is missing")
+        return options
+
+    def repetition(self, item: Expression) -> Expression:
+        """The item, repeated as `*`, `+`, `?` or `{m,n}` says; the item itself if none of them follows."""
         start = self.place
         least, most = 1, None
-        match self.next("*", "+", "?", "{"):
+        match self.accept("*", "+", "?", "{"):
             case "*":
                 least = 0
             case "+":
@@ -124,74 +139,91 @@ class _Reader:
             case "?":
                 least, most = 0, 1
             case "{":
-                least, most = self.numbers()
+                least, most = self.counts()
             case _:
                 return item
-        self.next("?")  # as few as possible: the same texts match
+        self.accept("?")  # as few times as possible: a full match is the same
         if self.text.startswith(("*", "+", "?", "{"), self.place):
             self.refuse("a repetition of a repetition is not supported: put the first in brackets")
-        if (most is not None and most < least) or max(least, most or 0) > MAX_REPEATS:
-            self.place = start
-            self.refuse(f"{{m,n}} with m up to n, and n up to {MAX_REPEATS}, is accepted")
+        is_backwards = most is not None and most < least
+        if is_backwards or max(least, most or 0) > MAX_REPEATS:
+            self.refuse_at(start, f"{{m,n}} with m up to n, and n up to {MAX_REPEATS}, is accepted")
         return repeat(item, least, most)
 
-    def numbers(self) -> tuple[int, int | None]:
-        """`m}`, `m,}`, `,n}` or `m,n}`."""
+    def counts(self) -> tuple[int, int | None]:
+        """The rest of `{m}`, `{m,}`, `{,n}` or `{m,n}` after its opening brace: the least and the most. None
+        as the most means any number.
+        """
         end = self.text.find("}", self.place)
         low, comma, high = self.text[self.place : max(end, self.place)].partition(",")
-        digits = [number for number in (low, high) if number]
-        if end < 0 or not digits or not all(n.isascii() and n.isdigit() and len(n) <= 9 for n in digits):
+        given = [number for number in (low, high) if number]
+        are_numbers = all(number.isascii() and number.isdigit() and len(number) <= 9 for number in given)
+        if end < 0 or not given or not are_numbers:
             self.refuse("a number of repetitions is expected, such as {2} or {2,5}")
         self.place = end + 1
-        return int(low or 0), int(high) if high else None if comma else int(low)
+        if not comma:
+            return int(low), int(low)
+        return int(low or 0), int(high) if high else None
 
-    def set(self) -> Ranges:
-        """The rest of `[…]` behind its opening bracket."""
-        negated = bool(self.next("^"))
+    def character_set(self) -> Ranges:
+        """The rest of `[…]` after its opening bracket."""
+        is_negated = bool(self.accept("^"))
         ranges: Ranges = []
-        while not ranges or not self.next("]"):
-            low = self.member()
-            is_range = (
-                self.text.startswith("-", self.place) and self.text[self.place + 1 : self.place + 2] != "]"
-            )
+        while not ranges or not self.accept("]"):  # a bracket that comes first is a character of the set
+            low = self.set_member()
+            behind_minus = self.text[self.place + 1 : self.place + 2]
+            is_range = self.text.startswith("-", self.place) and behind_minus != "]"
             if not is_range:
                 ranges += low
                 continue
-            start, _ = self.place, self.next("-")
-            high = self.member()
-            ends = [*low, *high]
-            if len(ends) != 2 or any(a != b for a, b in ends) or ends[0] > ends[1]:
-                self.place = start
-                self.refuse("a range from a character to a later one is expected")
-            ranges.append((ends[0][0], ends[1][0]))
-        return others(ranges) if negated else ranges
+            start = self.place
+            self.accept("-")
+            ranges.append(self.range_between(low, self.set_member(), start))
+        return others(ranges) if is_negated else ranges
 
-    def member(self) -> Ranges:
+    def range_between(self, low: Ranges, high: Ranges, start: int) -> tuple[int, int]:
+        """The range `low-high` of a set. Refuses it, at the place `start` of its minus, if `low` or `high` is
+        more than one character, or if they are in the wrong order.
+        """
+        ends = [*low, *high]
+        are_characters = len(ends) == 2 and all(first == last for first, last in ends)
+        if not are_characters or ends[0] > ends[1]:
+            self.refuse_at(start, "a range from a character to a later one is expected")
+        return ends[0][0], ends[1][0]
+
+    def set_member(self) -> Ranges:
         """A character or an escape in a set."""
         char = self.character()
-        if char == "\\":
-            return [(8, 8)] if self.next("b") else self.escape()
-        return [(ord(char), ord(char))]
+        if char != "\\":
+            return [(ord(char), ord(char))]
+        if self.accept("b"):
+            return [(BACKSPACE, BACKSPACE)]
+        return self.escape()
 
     def escape(self) -> Ranges:
-        """What comes behind a backslash."""
+        """The rest of an escape after its backslash."""
         start = self.place
         char = self.character()
         if char in CLASSES:
             return CLASSES[char]
-        code = CONTROLS.get(char, ord(char))
-        if char in HEX:
-            digits = self.text[self.place : self.place + HEX[char]]
-            self.place += len(digits)
-            is_hex = len(digits) == HEX[char] and all(d in "0123456789abcdefABCDEF" for d in digits)
-            if not is_hex or int(digits, 16) > LAST:
-                self.place = start
-                self.refuse(f"{HEX[char]} hexadecimal digits of a character are expected")
-            code = int(digits, 16)
-        elif char in "bBAZ" or char.isdigit():
-            self.place = start
-            self.refuse("word boundaries and references back are not supported")
-        elif char.isascii() and char.isalpha() and char not in CONTROLS:
-            self.place = start
-            self.refuse("an escape of this letter is not supported")
+        if char in HEX_DIGITS:
+            code = self.hexadecimal(char, start)
+        elif char in CONTROLS:
+            code = CONTROLS[char]
+        else:
+            if char in "bBAZ" or char.isdigit():
+                self.refuse_at(start, "word boundaries and references back are not supported")
+            if char.isascii() and char.isalpha():
+                self.refuse_at(start, "an escape of this letter is not supported")
+            code = ord(char)
         return [(code, code)]
+
+    def hexadecimal(self, char: str, start: int) -> int:
+        """The code point of an escape such as `\\x41`, after its letter `char`, which stands at `start`."""
+        num_digits = HEX_DIGITS[char]
+        digits = self.text[self.place : self.place + num_digits]
+        self.place += len(digits)
+        are_digits = len(digits) == num_digits and all(d in "0123456789abcdefABCDEF" for d in digits)
+        if not are_digits or int(digits, 16) > LAST:
+            self.refuse_at(start, f"{num_digits} hexadecimal digits of a character are expected")
+        return int(digits, 16)

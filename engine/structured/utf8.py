@@ -1,22 +1,23 @@
 """Sets of characters as expressions over their bytes in UTF-8. Extension B.
 
-A character beyond ASCII is two to four bytes, and a model writes it byte by byte, in tokens that end
-anywhere. So a set of characters is a choice of sequences of ranges of bytes: of all characters, `[00-7F]` or
-`[C2-DF][80-BF]` or longer ones. Source: RFC 3629, and Cox 2010, https://swtch.com/~rsc/regexp/regexp3.html.
+A character beyond ASCII is two to four bytes, and a model writes it byte by byte, in tokens that may end
+inside of a character. So a set of characters becomes a choice of sequences of byte ranges. For example, the
+characters of one or two bytes are `[00-7F]` or `[C2-DF][80-BF]`.
+Source: RFC 3629, and Cox 2010, https://swtch.com/~rsc/regexp/regexp3.html.
 """
 
 from collections.abc import Iterable, Iterator
 
-from engine.structured.derivative import Expression, chain, either, one_of
+from engine.structured.derivative import Expression, byte_set, chain, either
 
-Ranges = list[tuple[int, int]]  # of code points, both ends included, in order, and none beside another
-LAST = 0x10FFFF
+Ranges = list[tuple[int, int]]  # ranges of code points: the first and the last of each
+LAST = 0x10FFFF  # the last code point
 SURROGATES = (0xD800, 0xDFFF)  # halves of characters in UTF-16: no characters, and not in UTF-8
-BYTES_END = (0x7F, 0x7FF, 0xFFFF, LAST)  # the last code point of one, two, three and four bytes
+LENGTH_ENDS = (0x7F, 0x7FF, 0xFFFF, LAST)  # the last code point that takes one, two, three and four bytes
 
 
-def normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same set in order, with ranges that touch made one."""
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same set as sorted ranges with gaps between them: ranges that overlap or touch are joined."""
     joined: Ranges = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:
@@ -27,48 +28,56 @@ def normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """All characters that are in none of the ranges."""
+    """All characters that are in none of the ranges, as sorted ranges. Surrogates are no characters."""
     rest, next_low = [], 0
-    for low, high in normal([*ranges, SURROGATES]):
+    for low, high in merged([*ranges, SURROGATES]):
         if low > next_low:
             rest.append((next_low, low - 1))
         next_low = high + 1
-    return [*rest, (next_low, LAST)] if next_low <= LAST else rest
+    if next_low <= LAST:
+        rest.append((next_low, LAST))
+    return rest
 
 
 def characters(ranges: Iterable[tuple[int, int]]) -> Expression:
-    """One character of the ranges."""
-    kept = others(others(ranges))  # without surrogates
-    return either(*(chain(*steps) for low, high in kept for steps in _encoded(low, high)))
+    """An expression that matches one character of the ranges."""
+    without_surrogates = others(others(ranges))
+    sequences = []
+    for low, high in without_surrogates:
+        sequences += [chain(*byte_sets) for byte_sets in _byte_sequences(low, high)]
+    return either(*sequences)
 
 
-def _encoded(low: int, high: int) -> Iterator[list[Expression]]:
-    """Sequences of sets of bytes that together encode the characters low to high."""
+def _byte_sequences(low: int, high: int) -> Iterator[list[Expression]]:
+    """Sequences of byte ranges that together match the characters `low` to `high`, and no other bytes."""
     # 1. Split where the number of bytes changes.
-    for end in BYTES_END[:-1]:
+    for end in LENGTH_ENDS[:-1]:
         if low <= end < high:
-            yield from _encoded(low, end)
-            yield from _encoded(end + 1, high)
+            yield from _byte_sequences(low, end)
+            yield from _byte_sequences(end + 1, high)
             return
-    if high <= BYTES_END[0]:
+    if high <= LENGTH_ENDS[0]:
         yield [_byte_range(low, high)]
         return
-    # 2. Split until only the first byte that differs is a part of its range, and those behind it are whole.
-    for shift in (6, 12, 18):
-        rest = (1 << shift) - 1
-        if low & ~rest == high & ~rest:
+    # 2. A product of byte ranges is a range of characters only if all bytes after the first one that differs
+    #    take all of their values. So split off the ends where they do not. A byte after the first has six
+    #    bits of the code point: `last_bits` are the bits of the last one, two or three bytes.
+    for num_bits in (6, 12, 18):
+        last_bits = (1 << num_bits) - 1
+        if low & ~last_bits == high & ~last_bits:  # only the last bytes differ
             continue
-        if low & rest:
-            yield from _encoded(low, low | rest)
-            yield from _encoded((low | rest) + 1, high)
+        if low & last_bits:
+            yield from _byte_sequences(low, low | last_bits)
+            yield from _byte_sequences((low | last_bits) + 1, high)
             return
-        if high & rest != rest:
-            yield from _encoded(low, (high & ~rest) - 1)
-            yield from _encoded(high & ~rest, high)
+        if high & last_bits != last_bits:
+            yield from _byte_sequences(low, (high & ~last_bits) - 1)
+            yield from _byte_sequences(high & ~last_bits, high)
             return
-    yield [_byte_range(a, b) for a, b in zip(chr(low).encode(), chr(high).encode(), strict=True)]
+    first, last = chr(low).encode(), chr(high).encode()
+    yield [_byte_range(a, b) for a, b in zip(first, last, strict=True)]
 
 
 def _byte_range(low: int, high: int) -> Expression:
-    """One byte from low to high."""
-    return one_of((1 << high + 1) - (1 << low))
+    """One byte from `low` to `high`."""
+    return byte_set((1 << high + 1) - (1 << low))  # the bits `low` to `high` are 1

@@ -69,8 +69,10 @@ class CostMeter(Listener):
         self.closed: list[Callable[[Account], None]] = []  # called with each account once it is complete
         self._clock = clock
         self._lock = threading.Lock()  # between the engine's thread and readers
-        self._shared_until = self.started = self._now()  # all time before this moment is charged, in ns
-        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)  # without under_way: `read` reckons it
+        self.started = self._now()  # in nanoseconds of `clock`
+        self._charged_until = self.started  # all time before this moment is charged
+        # kind -> nanoseconds. The last kind, under_way, is not kept: `read` computes it.
+        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)
         self._tokens = dict.fromkeys(PAID_KINDS, 0)
         self._num_ended = 0  # requests
         self._samples: dict[str, MeteredSample] = {}  # by the sample's id
@@ -79,10 +81,10 @@ class CostMeter(Listener):
     def _now(self) -> int:
         return nanoseconds(self._clock())
 
-    def _take(self, until: int) -> int:
+    def _take_uncharged(self, until: int) -> int:
         """Nanoseconds up to `until` that are not charged yet. They count as charged from now on."""
-        new_ns = max(until - self._shared_until, 0)
-        self._shared_until += new_ns
+        new_ns = max(until - self._charged_until, 0)  # 0 if a step that overlaps has taken them
+        self._charged_until += new_ns
         return new_ns
 
     # What the engine tells its listeners.
@@ -93,7 +95,7 @@ class CostMeter(Listener):
         """
         with self._lock:
             if not self._samples:
-                self._ns["idle"] += self._take(self._now())
+                self._ns["idle"] += self._take_uncharged(self._now())
             account = self._accounts.setdefault(request.request_id, Account(request.request_id))
             account.open_samples += 1
             request.stats.account = account
@@ -102,7 +104,9 @@ class CostMeter(Listener):
             )
 
     def on_step(self, record: StepRecord) -> None:
-        """Charge the uncharged time up to `record.end` (`_take`). Holds `_lock`, because other threads read.
+        """Charge the uncharged time up to `record.end` (`_take_uncharged`).
+
+        Holds `_lock`, because other threads read.
 
         1. If the step failed, charge all the time to the kind `failed`. Nothing else changes.
         2. Otherwise collect the (kind, weight) pairs of every sample in the step, from `_work`. A sample that
@@ -112,7 +116,7 @@ class CostMeter(Listener):
         4. Add each share to `_ns`. If its kind is in PAID_KINDS, add the share to the sample's account, too.
         """
         with self._lock:
-            new_ns = self._take(nanoseconds(record.end))
+            new_ns = self._take_uncharged(nanoseconds(record.end))
             if record.error is not None:
                 self._ns["failed"] += new_ns
                 return
@@ -134,39 +138,47 @@ class CostMeter(Listener):
                     account.ns[kind] += ns
 
     def _work(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
-        """(kind, weight) pairs of the work of a step that computed tokens `start` to `end` of a sample.
+        """(kind, weight) pairs of the work of a step that computed tokens `start` to `end` - 1 of a sample.
 
         Also counts the sample's new tokens, in the account and in the totals.
         """
-        request = sample.request
-        prompt = request.num_prompt_tokens
-        num_output_tokens = len(request.stats.token_times)
-        computed_one = start == sample.reached and end == start + 1
-        chose_one = num_output_tokens == sample.num_output_tokens + 1
-        if computed_one and chose_one and start >= prompt:
+        num_prompt_tokens = sample.request.num_prompt_tokens
+        num_output_tokens = len(sample.request.stats.token_times)
+        computed_next_token = start == sample.reached and end == start + 1
+        has_one_new_output = num_output_tokens == sample.num_output_tokens + 1
+        if computed_next_token and has_one_new_output and start >= num_prompt_tokens:
             # A shortcut for the usual case, one more output token; the code below gives the same result.
             sample.reached, sample.num_output_tokens = end, num_output_tokens
             self._tokens["output"] += 1
             sample.account.tokens["output"] += 1
             return [("output", self.weights.output + end * self.weights.held)]
-        # 1. If the step begins after the last token reached, the cache has the tokens in between.
-        newly_cached = max(start - sample.reached, 0)
-        sample.cached += newly_cached
-        sample.reached += newly_cached
+        # If the step begins after the last token reached, the cache has the tokens in between.
+        num_newly_cached = max(start - sample.reached, 0)
+        sample.cached += num_newly_cached
+        sample.reached += num_newly_cached
         work = work_of(
-            prompt=prompt,
+            prompt=num_prompt_tokens,
             cached=sample.cached,
             reached=sample.reached,
             start=start,
             end=end,
             weights=self.weights,
         )
-        # 2. Count the new tokens: those of the prompt, and output tokens.
+        self._count_new_tokens(sample, end, num_newly_cached)
+        return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
+
+    def _count_new_tokens(self, sample: MeteredSample, end: int, num_newly_cached: int) -> None:
+        """Count a sample's new tokens, in the account and in the totals, once its tokens before `end` are
+        computed. `num_newly_cached`: prompt tokens that the cache had, and that are not counted yet.
+        """
+        request = sample.request
+        num_output_tokens = len(request.stats.token_times)
+        # Rejected drafts do not count (Part 16). The newest known token is chosen, and not computed yet.
         num_known = len(request.token_ids) - request.num_output_placeholders
-        reached = max(sample.reached, min(end, num_known - 1))  # rejected drafts do not count (Part 16)
+        reached = max(sample.reached, min(end, num_known - 1))
         new_tokens = {
-            "cached": newly_cached,
-            "input": max(min(reached, prompt) - sample.reached, 0),
+            "cached": num_newly_cached,
+            "input": max(min(reached, request.num_prompt_tokens) - sample.reached, 0),
             "output": num_output_tokens - sample.num_output_tokens,
         }
         for kind, count in new_tokens.items():
@@ -174,7 +186,6 @@ class CostMeter(Listener):
                 self._tokens[kind] += count
                 sample.account.tokens[kind] += count
         sample.reached, sample.num_output_tokens = reached, num_output_tokens
-        return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
 
     def on_finish(self, request: Request) -> None:
         """When the last sample of a request ends, pass the complete account to each function in `closed`."""
@@ -199,8 +210,8 @@ class CostMeter(Listener):
         with self._lock:
             now = self._now()
             if not self._samples:
-                self._ns["idle"] += self._take(now)
-            ns = self._ns | {"under_way": max(now - self._shared_until, 0)}
+                self._ns["idle"] += self._take_uncharged(now)
+            ns = self._ns | {"under_way": max(now - self._charged_until, 0)}
             return Bill(self.price, ns, dict(self._tokens), self._num_ended)
 
     def unfinished(self) -> list[Account]:

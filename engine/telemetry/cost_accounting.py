@@ -73,7 +73,9 @@ class CostAccounting:
 
 def parse_weights(text: str) -> Weights:
     """From a text of the form "input,output,held", whole nanoseconds. Raises ValueError for other texts."""
-    names, numbers = [field.name for field in fields(Weights)], text.split(",")
-    if len(numbers) != len(names) or not all(re.fullmatch("[0-9]{1,10}", n.strip()) for n in numbers):
+    names = [field.name for field in fields(Weights)]
+    numbers = [number.strip() for number in text.split(",")]
+    are_whole = all(re.fullmatch("[0-9]{1,10}", number) for number in numbers)
+    if len(numbers) != len(names) or not are_whole:
         raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as {','.join(names)}")
     return Weights(*map(int, numbers))

@@ -46,8 +46,9 @@ class CostLog:
         or if its first line is not this header.
         """
         self.price, self.api_price = price, api_price
-        header = _csv(COLUMNS)
+        header = _csv_line(COLUMNS)
         try:
+            # Open until `close`. Without a buffer, a line is in the file as soon as it is written.
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115
             self._file.seek(0)
             beginning = self._file.read(2 * len(header))  # enough to compare the first line with the header
@@ -63,19 +64,20 @@ class CostLog:
             raise ValueError(f"cost_log={str(path)!r}: {error.strerror or error}") from error
 
     def _ends_a_line(self) -> bool:
+        """Whether the file's last character is a line break."""
         self._file.seek(-1, os.SEEK_END)
         return self._file.read(1) == b"\n"
 
     def add(self, account: Account) -> None:
-        """Write the line of a request."""
-        api = None if self.api_price is None else self.api_price.of(account.tokens)
-        self._line(
+        """Write the line of a request. An error is logged and not raised."""
+        api_dollars = None if self.api_price is None else self.api_price.of(account.tokens)
+        self._write_line(
             account.request_id,
             account.reason or "unfinished",
             account.tokens,
             account.ns,
             account.total_ns,
-            api,
+            api_dollars,
         )
 
     def close(self, bill: Bill, unfinished: Iterable[Account] = ()) -> None:
@@ -89,34 +91,31 @@ class CostLog:
         zeros = dict.fromkeys(PAID_KINDS, 0)
         for kind in UNPAID_KINDS:
             if bill.ns[kind]:
-                self._line("", kind, zeros, zeros, bill.ns[kind], None)
+                self._write_line("", kind, zeros, zeros, bill.ns[kind], None)
         self._file.close()
 
-    def _line(
+    def _write_line(
         self,
         request_id: str,
         reason: str,
         tokens: Mapping[str, int],
         ns: Mapping[str, int],
         total_ns: int,
-        api: Fraction | None,
+        api_dollars: Fraction | None,
     ) -> None:
-        self._write(
-            [
-                datetime.now(UTC).isoformat(timespec="milliseconds"),
-                request_id,
-                reason,
-                *(tokens[kind] for kind in PAID_KINDS),
-                *(ns[kind] for kind in PAID_KINDS),
-                total_ns,
-                _decimal(self.price.of(total_ns)),
-                "" if api is None else _decimal(api),
-            ]
-        )
-
-    def _write(self, cells: Iterable[object]) -> None:
+        """Write one line, whose cells are those of COLUMNS. An error is logged, and the line is left out."""
+        cells = [
+            datetime.now(UTC).isoformat(timespec="milliseconds"),
+            request_id,
+            reason,
+            *(tokens[kind] for kind in PAID_KINDS),
+            *(ns[kind] for kind in PAID_KINDS),
+            total_ns,
+            _decimal(self.price.of(total_ns)),
+            "" if api_dollars is None else _decimal(api_dollars),
+        ]
         try:
-            self._append(_csv(cells))
+            self._append(_csv_line(cells))
         except (OSError, ValueError) as error:  # ValueError: a step ended after `close`
             logger.error("cost log: a line is lost: %s", getattr(error, "strerror", None) or error)
 
@@ -125,13 +124,14 @@ class CostLog:
 
         Raises OSError if the line cannot be written whole.
         """
-        written = self._file.write(line)
-        if written < len(line):
-            self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+        num_written = self._file.write(line)
+        if num_written < len(line):  # the disk has become full in the middle of the line
+            file_size = os.fstat(self._file.fileno()).st_size
+            self._file.truncate(file_size - num_written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _csv(cells: Iterable[object]) -> bytes:
+def _csv_line(cells: Iterable[object]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue().encode()

@@ -5,11 +5,11 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from engine.telemetry import families
 from engine.telemetry.bill import PAID_KINDS, Bill, money
 from engine.telemetry.cost import CostMeter
-from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
 from engine.telemetry.metrics import EngineMetrics
 
 KIND_TITLES = {
@@ -27,10 +27,10 @@ REQUESTS_COLOUR, OPERATOR_COLOUR = "a", "b"
 
 
 class CostMetrics:
-    """Shows the bill of `meter` in the registry and on the dashboard of `metrics`."""
+    """A collector and a panel that show the bill of `meter` as of the moment when they are read."""
 
     def __init__(self, meter: CostMeter, metrics: EngineMetrics) -> None:
-        """Adds itself to `metrics.registry` and to `metrics.panels`."""
+        """Adds the collector to `metrics.registry`, and the panel to `metrics.panels`."""
         self.meter, self.model_name = meter, metrics.model_name
         metrics.registry.register(self)
         metrics.panels.append(self.panel)
@@ -67,34 +67,20 @@ class CostMetrics:
     def collect(self) -> Iterator[Metric]:
         """The metrics, for the registry.
 
-        No counter includes the kind `under_way`. This time is charged to another kind later, so that a
-        counter of `under_way` would go down, which a counter must not do.
+        No counter includes the kind `under_way`: this time is charged to another kind later, and a counter
+        must not go down.
         """
-        bill = self.meter.read()
-        label_values = (self.model_name, ENGINE)
-        dollars = CounterMetricFamily(
-            "ruvon:cost_dollars",
-            "Dollars for the device, by what its time went to.",
-            labels=(*LABEL_NAMES, "kind"),
-        )
-        for kind, ns in bill.ns.items():
-            if kind != "under_way":
-                dollars.add_metric((*label_values, kind), float(bill.price.of(ns)))
-        yield dollars
-        tokens = CounterMetricFamily(
-            "ruvon:cost_tokens", "Tokens that requests pay for, by kind.", labels=(*LABEL_NAMES, "kind")
-        )
-        for kind, count in bill.tokens.items():
-            tokens.add_metric((*label_values, kind), count)
-        yield tokens
+        bill, model_name = self.meter.read(), self.model_name
+        dollars = {kind: float(bill.price.of(ns)) for kind, ns in bill.ns.items() if kind != "under_way"}
+        by_time = "Dollars for the device, by what its time went to."
+        yield families.counter_by("kind", "ruvon:cost_dollars", by_time, model_name, dollars)
+        paid_tokens = "Tokens that requests pay for, by kind."
+        yield families.counter_by("kind", "ruvon:cost_tokens", paid_tokens, model_name, bill.tokens)
         if self.meter.api_price:
-            api_dollars = CounterMetricFamily(
-                "ruvon:api_cost_dollars", "Dollars for these tokens at the API's price.", labels=LABEL_NAMES
-            )
-            api_dollars.add_metric(label_values, float(self.meter.api_price.of(bill.tokens)))
-            yield api_dollars
-        per_hour = GaugeMetricFamily(
-            "ruvon:price_dollars_per_hour", "Dollars for an hour of the device.", labels=LABEL_NAMES
+            api_dollars = float(self.meter.api_price.of(bill.tokens))
+            at_api_price = "Dollars for these tokens at the API's price."
+            yield families.counter("ruvon:api_cost_dollars", at_api_price, model_name, api_dollars)
+        per_hour = float(bill.price.per_hour)
+        yield families.gauge(
+            "ruvon:price_dollars_per_hour", "Dollars for an hour of the device.", model_name, per_hour
         )
-        per_hour.add_metric(label_values, float(bill.price.per_hour))
-        yield per_hour

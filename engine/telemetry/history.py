@@ -1,9 +1,9 @@
 """The last minutes, second by second, in bounded memory: the data that the dashboards draw. Part 11.
 
 Keeps the values of counters and gauges at the end of each second; a reader computes the differences of the
-counters. A second in which nothing happened is not stored: its values are those of the second before. Keeps
-also the newest times to first token and times per output token one by one, so that percentiles come from real
-observations and not from buckets. Not thread-safe; knows nothing of requests.
+counters. A second in which nothing happened is not stored: its values are those of the second before. The
+newest times to first token and times per output token are also kept one by one, so that percentiles come from
+real observations and not from buckets. Not thread-safe; knows nothing of requests.
 """
 
 import math
@@ -38,8 +38,8 @@ class Point(NamedTuple):
 class HistorySnapshot:
     """A copy of a History, which any thread may read. All times are in seconds of the History's clock."""
 
-    start: float
-    window: int
+    start: float  # when second 0 begins
+    window: int  # in seconds: each percentile covers the observations of this window
     points: list[tuple[int, Point]]  # (second since `start`, values at its end), rising
     samples: dict[str, list[tuple[float, float]]]  # kind -> [(time, value in seconds)], rising
     percentile_cache: PercentileCache  # percentiles of past seconds; all copies share it
@@ -54,8 +54,8 @@ class HistorySnapshot:
 
         The extra second lets a reader compute the differences of counters for SECONDS seconds.
         """
-        last = math.floor(now - self.start) - 1
-        seconds = range(max(-1, last - SECONDS), last + 1)
+        last_second = math.floor(now - self.start) - 1  # the last one that is over
+        seconds = range(max(-1, last_second - SECONDS), last_second + 1)
         columns: dict = {"second": list(seconds)}
         recorded_seconds = [second for second, _ in self.points]
         points = []  # for each second, the last point that was recorded by its end
@@ -66,30 +66,36 @@ class HistorySnapshot:
             columns[name] = [round(point[i], 4) for point in points]
         for kind in KINDS:
             rows = [self._percentiles(kind, second) for second in seconds]
-            columns[kind] = {
-                name: [None if row is None else row[i] for row in rows] for i, name in enumerate(PERCENTILES)
-            }
-        for kind, second in list(self.percentile_cache):
-            if second < seconds[0]:
-                self.percentile_cache.pop((kind, second), None)  # `None`: another reader may have removed it
+            columns[kind] = {}
+            for i, name in enumerate(PERCENTILES):
+                columns[kind][name] = [None if row is None else row[i] for row in rows]
+        self._forget_percentiles_before(seconds[0])
         return columns
 
     def _percentiles(self, kind: str, second: int) -> list[float] | None:
         """PERCENTILES of a kind's samples in the window that ends with `second`; None without samples."""
         if (kind, second) not in self.percentile_cache:
             samples, window_end = self.samples[kind], self.start + second + 1
+            # A tuple of a time alone sorts before every (time, value) of the same time.
             first = bisect_left(samples, (window_end - self.window,))
             end = bisect_left(samples, (window_end,))
             values = sorted(value for _, value in samples[first:end])
-            self.percentile_cache[kind, second] = (
-                [round(percentile(values, q), 6) for q in PERCENTILES.values()] if values else None
-            )
+            percentiles = None
+            if values:
+                percentiles = [round(percentile(values, q), 6) for q in PERCENTILES.values()]
+            self.percentile_cache[kind, second] = percentiles
         return self.percentile_cache[kind, second]
+
+    def _forget_percentiles_before(self, first_second: int) -> None:
+        """Remove from `percentile_cache` what is older than the seconds that are shown."""
+        for kind, second in list(self.percentile_cache):
+            if second < first_second:
+                self.percentile_cache.pop((kind, second), None)  # `None`: another reader may have removed it
 
 
 class History:
     """Records points and samples. The engine's thread writes; a reader in another thread reads a `copy`,
-    which must be made while no one writes.
+    which must be made while the engine's thread does not write.
     """
 
     def __init__(self, start: float) -> None:
@@ -107,8 +113,9 @@ class History:
     def note(self, now: float, point: Point) -> None:
         """Record `point` for the second that `now` is in. A later point of the same second replaces it."""
         second = math.floor(now - self.start)
-        if self._points[-1][0] >= second:
-            self._points[-1] = (self._points[-1][0], point)
+        last_second, _ = self._points[-1]
+        if last_second >= second:
+            self._points[-1] = (last_second, point)
         else:
             self._points.append((second, point))
 

@@ -1,7 +1,7 @@
-"""What routers and dashboards read of a server: its cache's size, and who has which adapter. Part 20.
+"""Facts for routers and dashboards: the size of a server's cache, and the adapters in use. Part 20.
 
-Both are gauges whose labels are the information, under vLLM's names, which the Gateway API's inference
-extension reads. Register them with the registry of Part 11's `EngineMetrics`.
+Both are gauges whose labels have the facts. The names are vLLM's, which the Gateway API's inference extension
+reads. Register the collectors with the registry of Part 11's `EngineMetrics`.
 """
 
 import time
@@ -17,23 +17,27 @@ from engine.telemetry.metric_names import ENGINE
 
 
 class CacheInfo:
-    """`vllm:cache_config_info`, always 1: the size of the cache and of its blocks, in its labels."""
+    """A collector of the gauge `vllm:cache_config_info`, which is always 1. Its labels have the size of the
+    cache and of its blocks.
+    """
 
     def __init__(self, cache: PagedCache | SlotCache, **options: object) -> None:
         """`options` are further labels: options of the engine, under vLLM's names.
 
-        A slot counts as a block, since it is what a router may count on: memory that a sequence has alone.
+        A slot is shown as a block, because a router wants to know into how many pieces the cache is divided,
+        and how many tokens a piece holds.
         """
         if isinstance(cache, PagedCache):
-            size, number, num_cpu = cache.block_size, cache.num_blocks, cache.swap.blocks.num_blocks
+            block_size, num_blocks = cache.block_size, cache.num_blocks
+            num_swap_blocks = cache.swap.blocks.num_blocks
         else:
-            size, number, num_cpu = cache.slot_tokens, cache.num_slots, 0
+            block_size, num_blocks, num_swap_blocks = cache.slot_tokens, cache.num_slots, 0
         labels = {
             "engine": ENGINE,
-            "block_size": size,
-            "num_gpu_blocks": number,
-            "num_cpu_blocks": num_cpu,
-            "kv_cache_size_tokens": size * number,
+            "block_size": block_size,
+            "num_gpu_blocks": num_blocks,
+            "num_cpu_blocks": num_swap_blocks,
+            "kv_cache_size_tokens": block_size * num_blocks,
             **options,
         }
         self._labels = {name: str(value) for name, value in labels.items()}
@@ -47,13 +51,18 @@ class CacheInfo:
 
 
 class AdapterInfo:
-    """`vllm:lora_requests_info`: whose adapters run and wait, in its labels; its value is the time."""
+    """A collector of the gauge `vllm:lora_requests_info`, whose value is the time. Its labels have the
+    adapters of running and of waiting requests.
+    """
 
     def __init__(self, scheduler: Scheduler, max_loras: int) -> None:
+        """`max_loras`: how many adapters may share a step."""
         self.scheduler, self.max_loras = scheduler, max_loras
 
     def collect(self) -> Iterator[Metric]:
-        """The metric, for the registry. Another thread than the engine's may read it: it copies lists."""
+        """The metric, for the registry. Any thread may call this, because `adapters_of` copies the lists that
+        the engine's thread changes.
+        """
         gauge = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Names of the adapters of running and of waiting requests; the value is the Unix time.",
@@ -65,6 +74,7 @@ class AdapterInfo:
 
 
 def adapters_of(requests: Sequence[Request]) -> list[str]:
-    """The names of these requests' adapters, each once, in order. A key is a name, "@" and a number."""
+    """The names of these requests' adapters, each once, sorted."""
     keys = [request.adapter for request in list(requests) if request.adapter is not None]
+    # A key is the adapter's name, "@" and the number of the load, such as "poetry@1".
     return sorted({key.rpartition("@")[0] for key in keys})

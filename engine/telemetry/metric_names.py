@@ -1,7 +1,7 @@
 """The names of the engine's metrics, with their documentation, labels and buckets. Part 11.
 
 They are those of vLLM's V1 engine, so that dashboards made for vLLM show this engine, too. A metric that vLLM
-does not have has a name that begins with `ruvon:`. What is counted when is in metrics.py. Source:
+does not have has a name that begins with `ruvon:`. metrics.py does the counting. Source:
 vllm/v1/metrics/loggers.py, https://github.com/vllm-project/vllm.
 """
 
@@ -22,10 +22,11 @@ COUNTERS = {
 }
 SUCCESS_REASONS = ("stop", "length")
 EARLY_REASONS = ("abort", "error", "reject")  # vLLM leaves such requests out of its request metrics
-# vLLM's reasons, in vllm:request_success from the start. Nothing here ends for repetition.
+# The reasons of vllm:request_success, all of which are shown from the start. No request here ends for
+# "repetition"; vLLM's do.
 FINISHED_REASONS = (*SUCCESS_REASONS, "abort", "error", "repetition")
 
-# The upper bounds of the histograms' buckets, in seconds; those of TOKENS_PER_STEP in tokens.
+# The upper bounds of the histograms' buckets. Times are in seconds.
 FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
     640, 2560,
@@ -36,10 +37,11 @@ BETWEEN_TOKENS = (
 LATENCY = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
+STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # not from vLLM
 TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # not from vLLM
 
+# The two latencies that people wait for; the dashboards show them, too.
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 
 

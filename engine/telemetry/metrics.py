@@ -16,21 +16,20 @@ from dataclasses import dataclass, field
 
 import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.outputs import RequestStats
 from engine.machine.host_memory import host_memory
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
+from engine.telemetry import families
 from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
 from engine.telemetry.metric_names import (
     COUNTERS,
     EARLY_REASONS,
-    ENGINE,
     FINISHED_REASONS,
-    LABEL_NAMES,
     SUCCESS_REASONS,
     TPOT,
     TTFT,
@@ -133,11 +132,11 @@ class EngineMetrics(Listener):
         A request that ended while the step was under way counts only in the step's own metrics.
         """
         with self._lock:
-            counters, in_progress = self.counters, self._in_progress
-            counted = counters["vllm:prompt_tokens"] + counters["vllm:generation_tokens"]
+            counters = self.counters
             # 1. Each request in the step: count its first step, and its new tokens.
+            num_tokens_before = self._num_counted_tokens()
             for s, request_id in enumerate(record.request_ids):
-                progress = in_progress.get(request_id)
+                progress = self._in_progress.get(request_id)
                 if progress is None:  # aborted while the step was under way
                     continue
                 if progress.scheduled is None:
@@ -148,21 +147,24 @@ class EngineMetrics(Listener):
                     if not progress.num_counted:
                         counters["vllm:prompt_tokens_cached"] += progress.request.num_cached_tokens
                     self._observe_tokens(progress)
+            num_new_tokens = self._num_counted_tokens() - num_tokens_before
             # 2. The step itself.
-            tokens = sum(record.tokens_computed)
             counters["ruvon:steps"] += 1
             counters["ruvon:step_sequences"] += len(record.request_ids)
-            counters["ruvon:step_tokens"] += tokens
+            counters["ruvon:step_tokens"] += sum(record.tokens_computed)
             if record.error is not None:
                 counters["ruvon:failed_steps"] += 1
             for name, amount in record.counters.items():
                 self.from_executor[name] = self.from_executor.get(name, 0) + amount
-            counted = counters["vllm:prompt_tokens"] + counters["vllm:generation_tokens"] - counted
-            if counted:  # as in vLLM, a step without a new output token is not observed
-                self.histograms["vllm:iteration_tokens_total"].observe(counted)
+            if num_new_tokens:  # as in vLLM, a step without a new output token is not observed
+                self.histograms["vllm:iteration_tokens_total"].observe(num_new_tokens)
             self.histograms["ruvon:step_seconds"].observe(record.end - record.start)
             # 3. The dashboard's history.
             self.history.note(record.end, self._point())
+
+    def _num_counted_tokens(self) -> int:
+        """Prompt tokens and output tokens that are counted so far."""
+        return self.counters["vllm:prompt_tokens"] + self.counters["vllm:generation_tokens"]
 
     def _observe_tokens(self, progress: RequestProgress) -> None:
         """Count the new output tokens of a request: `stats.token_times` after the first `num_counted`.
@@ -216,25 +218,27 @@ class EngineMetrics(Listener):
             self.history.note(time.perf_counter(), self._point())
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:
-        stats, params, observed = request.stats, request.params, self.histograms
+        """Observe the times and the sizes of a request that has ended well. `scheduled`: see `times_of`."""
+        stats, histograms = request.stats, self.histograms
         times = times_of(stats, scheduled)
-        observed["vllm:e2e_request_latency_seconds"].observe(times.e2e)
-        observed["vllm:request_queue_time_seconds"].observe(times.queue)
-        observed["vllm:request_prefill_time_seconds"].observe(times.prefill)
-        observed["vllm:request_decode_time_seconds"].observe(times.decode)
-        observed["vllm:request_inference_time_seconds"].observe(times.inference)
-        observed[TPOT].observe(stats.time_per_output_token)
+        histograms["vllm:e2e_request_latency_seconds"].observe(times.e2e)
+        histograms["vllm:request_queue_time_seconds"].observe(times.queue)
+        histograms["vllm:request_prefill_time_seconds"].observe(times.prefill)
+        histograms["vllm:request_decode_time_seconds"].observe(times.decode)
+        histograms["vllm:request_inference_time_seconds"].observe(times.inference)
+        histograms[TPOT].observe(stats.time_per_output_token)
         if len(stats.token_times) > 1:  # with one token there is no time between tokens
             self.history.sample("tpot", stats.token_times[-1], stats.time_per_output_token)
-        observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
-        observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
-        # At most what the model has room for, so that no sum becomes too large for a float.
-        observed["vllm:request_params_max_tokens"].observe(request.output.limit)
+        histograms["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
+        histograms["vllm:request_generation_tokens"].observe(len(stats.token_times))
+        # `limit` is at most what the model has room for, so that no sum becomes too large for a float. The
+        # client's max_tokens has no bound.
+        histograms["vllm:request_params_max_tokens"].observe(request.output.limit)
         num_computed = request.num_prompt_tokens - request.num_cached_tokens
-        observed["vllm:request_prefill_kv_computed_tokens"].observe(num_computed)
-        observed["vllm:request_num_preemptions"].observe(request.num_preemptions)
-        if request.parent is None:
-            observed["vllm:request_params_n"].observe(params.n)
+        histograms["vllm:request_prefill_kv_computed_tokens"].observe(num_computed)
+        histograms["vllm:request_num_preemptions"].observe(request.num_preemptions)
+        if request.parent is None:  # the first of n samples
+            histograms["vllm:request_params_n"].observe(request.params.n)
 
     # What other threads read.
 
@@ -261,45 +265,41 @@ class EngineMetrics(Listener):
             counters = dict(self.counters)
             succeeded, ended_early = dict(self.succeeded), dict(self.ended_early)
             from_executor = dict(self.from_executor)
-            observed = {name: (h.prometheus_buckets(), h.sum) for name, h in self.histograms.items()}
-        label_values = (self.model_name, ENGINE)
+            observed = {
+                name: (histogram.prometheus_buckets(), histogram.sum)
+                for name, histogram in self.histograms.items()
+            }
         for name, count in counters.items():
-            counter = CounterMetricFamily(name, COUNTERS[name], labels=LABEL_NAMES)
-            counter.add_metric(label_values, count)
-            yield counter
-        cached = counters["vllm:prompt_tokens_cached"]
-        by_source = {"local_compute": counters["vllm:prompt_tokens"] - cached, "local_cache_hit": cached}
-        finished = {reason: (succeeded | ended_early).get(reason, 0) for reason in FINISHED_REASONS}
+            yield families.counter(name, COUNTERS[name], self.model_name, count)
+        num_cached = counters["vllm:prompt_tokens_cached"]
+        num_computed = counters["vllm:prompt_tokens"] - num_cached
+        by_source = {"local_compute": num_computed, "local_cache_hit": num_cached}
+        ended = succeeded | ended_early
+        finished = {reason: ended.get(reason, 0) for reason in FINISHED_REASONS}
         early = "Requests that were aborted, failed, or were refused by the engine."
-        for name, label_name, documentation, amounts in (
-            ("vllm:prompt_tokens_by_source", "source", "Prompt tokens, by where they come from.", by_source),
-            ("vllm:request_success", "finished_reason", "Requests that have ended, by the reason.", finished),
-            ("ruvon:requests_ended_early", "reason", early, ended_early),
-            ("ruvon:executor", "counter", "Counters that the executor reports per step.", from_executor),
+        for label, name, documentation, amounts in (
+            ("source", "vllm:prompt_tokens_by_source", "Prompt tokens, by where they come from.", by_source),
+            ("finished_reason", "vllm:request_success", "Requests that have ended, by the reason.", finished),
+            ("reason", "ruvon:requests_ended_early", early, ended_early),
+            ("counter", "ruvon:executor", "Counters that the executor reports per step.", from_executor),
         ):
-            counter = CounterMetricFamily(name, documentation, labels=(*LABEL_NAMES, label_name))
-            for label_value, amount in amounts.items():
-                counter.add_metric((*label_values, label_value), amount)
-            yield counter
+            yield families.counter_by(label, name, documentation, self.model_name, amounts)
         for name, (buckets, total) in observed.items():
             documentation, _ = self._histogram_specs[name]
-            histogram = HistogramMetricFamily(name, documentation, labels=LABEL_NAMES)
-            histogram.add_metric(label_values, buckets, total)
-            yield histogram
+            yield families.histogram(name, documentation, self.model_name, buckets, total)
         for name, documentation, value in self._gauges():
-            gauge = GaugeMetricFamily(name, documentation, labels=LABEL_NAMES)
-            gauge.add_metric(label_values, value)
-            yield gauge
+            yield families.gauge(name, documentation, self.model_name, value)
         yield from self._gpu_gauges()
 
     def _gpu_gauges(self) -> Iterator[Metric]:
         """Used and total memory, in bytes, of each GPU on which this process has memory."""
-        for kind, words in (("used", "in use by any process"), ("total", "installed")):
-            name, documentation = f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {words}."
-            gauge = GaugeMetricFamily(name, documentation, labels=(*LABEL_NAMES, "device"))
-            for gpu in gpus():
-                gauge.add_metric((self.model_name, ENGINE, gpu["device"]), gpu[kind])
-            yield gauge
+        for kind, documentation in (
+            ("used", "GPU memory that is in use by any process."),
+            ("total", "GPU memory that is installed."),
+        ):
+            name = f"ruvon:gpu_memory_{kind}_bytes"
+            num_bytes = {gpu["device"]: gpu[kind] for gpu in gpus()}
+            yield families.gauge_by("device", name, documentation, self.model_name, num_bytes)
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         """(name, documentation, value) of each gauge, as of now."""
@@ -334,17 +334,16 @@ class EngineMetrics(Listener):
                 },
                 "totals": dict(self.counters),
                 "ended": self.succeeded | self.ended_early,
-                "buckets": {
-                    short: {
-                        "le": self.histograms[name].bounds,
-                        "cumulative": self.histograms[name].cumulative(),
-                    }
-                    for short, name in (("ttft", TTFT), ("tpot", TPOT))
-                },
+                "buckets": {"ttft": self._buckets(TTFT), "tpot": self._buckets(TPOT)},
             }
             recent = self.history.copy()
         panels = [panel() for panel in self.panels]
         return snapshot | {"window": recent.window, "seconds": recent.read(now), "panels": panels}
+
+    def _buckets(self, name: str) -> dict:
+        """A histogram's bounds and cumulative counts, under Prometheus' names, as JSON data."""
+        histogram = self.histograms[name]
+        return {"le": histogram.bounds, "cumulative": histogram.cumulative()}
 
 
 def gpus() -> list[dict]:
@@ -354,10 +353,10 @@ def gpus() -> list[dict]:
     """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return []
-    touched = []
+    gpus_in_use = []
     for index in range(torch.cuda.device_count()):
         if not torch.cuda.memory_reserved(index):  # mem_get_info would create a CUDA context on this GPU
             continue
         free, total = torch.cuda.mem_get_info(index)
-        touched.append({"device": f"cuda:{index}", "used": total - free, "total": total})
-    return touched
+        gpus_in_use.append({"device": f"cuda:{index}", "used": total - free, "total": total})
+    return gpus_in_use

@@ -1,17 +1,17 @@
 """The ranks of a model on several devices, for Prometheus and for the dashboards. Extension A.
 
-Adds to what Part 11 shows (`EngineMetrics.panels`, its registry), and changes nothing of it.
+Adds a collector to the registry of Part 11's `EngineMetrics`, and a panel to `EngineMetrics.panels`.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from engine.machine.host_memory import host_memory
 from engine.parallel.launch import Workers
-from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
+from engine.telemetry import families
 from engine.telemetry.metrics import EngineMetrics
 
 COLOUR = "#4c8dd6"
@@ -19,46 +19,55 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RankMetrics:
-    """Which ranks there are, whether each runs, and how much of the host's memory its process has."""
+    """A collector and a panel: for each rank, whether its process runs and how much memory it has."""
 
     def __init__(self, workers: Workers, metrics: EngineMetrics) -> None:
-        """From now on `metrics` shows the ranks, too."""
+        """Adds the collector to `metrics.registry`, and the panel to `metrics.panels`."""
         self.workers, self.model_name = workers, metrics.model_name
         metrics.registry.register(self)
         metrics.panels.append(self.panel)
 
     def processes(self) -> list[tuple[int, int, bool]]:
-        """(rank, process id, whether it runs), rank 0's first."""
-        others = [(w.rank, w.process.pid, w.process.poll() is None) for w in self.workers.workers]
-        return [(0, os.getpid(), True), *others]
+        """(rank, process id, whether the process runs) of each rank, in the order of the ranks. Rank 0 is
+        this process.
+        """
+        processes = [(0, os.getpid(), True)]
+        for worker in self.workers.workers:
+            is_running = worker.process.poll() is None
+            processes.append((worker.rank, worker.process.pid, is_running))
+        return processes
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: a gauge for each rank of whether it runs, and one of its resident memory."""
-        up = GaugeMetricFamily(
-            "ruvon:rank_up", "1 while this rank's process runs.", labels=(*LABEL_NAMES, "rank")
-        )
-        memory = GaugeMetricFamily(
-            "ruvon:rank_resident_memory_bytes",
-            "Memory of the host that this rank's process has.",
-            labels=(*LABEL_NAMES, "rank"),
-        )
-        for rank, pid, runs in self.processes():
-            label_values = (self.model_name, ENGINE, str(rank))
-            up.add_metric(label_values, int(runs))
-            if (num_bytes := resident_bytes(pid)) is not None:
-                memory.add_metric(label_values, num_bytes)
-        yield up
-        yield memory
+        """The metrics, for the registry: two gauges with the label `rank`. One says whether the rank's
+        process runs (0 or 1), the other how much resident memory the process has, in bytes.
+        """
+        is_up: dict[str, int] = {}
+        memory: dict[str, int] = {}
+        for rank, process_id, is_running in self.processes():
+            is_up[str(rank)] = int(is_running)
+            num_bytes = resident_bytes(process_id)
+            if num_bytes is not None:
+                memory[str(rank)] = num_bytes
+        up = "1 while this rank's process runs."
+        resident = "Memory of the host that this rank's process has."
+        yield families.gauge_by("rank", "ruvon:rank_up", up, self.model_name, is_up)
+        yield families.gauge_by("rank", "ruvon:rank_resident_memory_bytes", resident, self.model_name, memory)
 
     def panel(self) -> dict:
-        """What the page draws, all of it text: a row for each rank, with its share of the host's memory."""
-        processes, total = self.processes(), host_memory()[1]
+        """The panel for the dashboard: title, value, note, and a row for each rank.
+
+        A row is [rank and process id, share of the host's memory from 0 to 1, memory as text, colour]. In
+        the row of a process that has ended, the text says so.
+        """
+        processes = self.processes()
+        _, total = host_memory()
         rows = []
-        for rank, pid, runs in processes:
-            num_bytes = resident_bytes(pid)
+        for rank, process_id, is_running in processes:
+            num_bytes = resident_bytes(process_id)
             share = num_bytes / total if num_bytes and total else 0.0
             size = "" if num_bytes is None else f"{num_bytes / 2**30:.2f} GiB"
-            rows.append([f"rank {rank}, process {pid}", share, size if runs else "has ended", COLOUR])
+            text = size if is_running else "has ended"
+            rows.append([f"rank {rank}, process {process_id}", share, text, COLOUR])
         return {
             "title": "Ranks",
             "value": str(len(processes)),
@@ -67,9 +76,12 @@ class RankMetrics:
         }
 
 
-def resident_bytes(pid: int) -> int | None:
-    """The memory of a process that is not swapped out; None: the system does not say, or it has ended."""
+def resident_bytes(process_id: int) -> int | None:
+    """The memory of a process that is not swapped out, in bytes. None if the process has ended, or if the
+    system does not report it.
+    """
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+        page_counts = Path(f"/proc/{process_id}/statm").read_text().split()  # total, resident, and others
+        return int(page_counts[1]) * PAGE_BYTES
     except (OSError, IndexError):
         return None

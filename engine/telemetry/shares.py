@@ -22,7 +22,8 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
 
     The parts add up to `total`. Each part differs from its exact share by less than 1. A weight of 0 gets 0.
 
-    Raises ValueError if `total` or a weight is below 0, or if `total` is above 0 and no weight is.
+    Raises ValueError, whose message says total=… with the value, if `total` or a weight is below 0, or if
+    `total` is above 0 and no weight is.
     """
     if total < 0 or min(weights, default=0) < 0:
         raise ValueError(f"{total=}, {min(weights, default=0)=}: neither may be below 0")
@@ -36,8 +37,10 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
         part, remainder = divmod(total * weight, weight_sum)
         parts.append(part)
         remainders.append(remainder)
+    num_left_over = total - sum(parts)
     # sorted() keeps the order of equals, so the earliest of equal remainders comes first.
-    for i in sorted(range(len(parts)), key=remainders.__getitem__, reverse=True)[: total - sum(parts)]:
+    by_remainder = sorted(range(len(parts)), key=remainders.__getitem__, reverse=True)
+    for i in by_remainder[:num_left_over]:
         parts[i] += 1
     return parts
 
@@ -81,22 +84,27 @@ def work_of(*, prompt: int, cached: int, reached: int, start: int, end: int, wei
     cached: how many tokens of the prompt were found in the cache.
     reached: how many tokens of the request had been computed, or found in the cache, before this step.
 
-    1. A computed token before `reached` is `recomputed` and counts `weights.input`, in the prompt and after
-       it, because recomputed tokens are computed together. Any other token counts the weight of its kind,
-       which is `input` in the prompt and `output` after it.
-    2. Each of the `end` tokens held counts `weights.held`. The sum is added to the kind of the last computed
-       token. But if that kind is `input`, the `cached` tokens' part of the sum is `cached` instead. Nothing
-       else is ever `cached`: a token found in a cache costs only what it takes to hold it.
+    1. Computing. Each computed token adds a weight to one kind:
+       - `recomputed` if the token is before `reached`. It adds `weights.input`, in the prompt and after it,
+         because recomputed tokens are computed together.
+       - else `input` if the token is in the prompt. It adds `weights.input`.
+       - else `output`. It adds `weights.output`.
+    2. Reading. The step reads all `end` tokens held, and each of them adds `weights.held`. All of this goes
+       to the kind of the last computed token. The exception: if that kind is `input`, the part of the
+       `cached` tokens goes to the kind `cached`. Nothing else ever does, because a token found in a cache
+       is read and not computed.
     """
-    num_again = min(max(reached - start, 0), end - start)
-    new_input = max(min(prompt, end) - max(start, reached), 0)
-    new_output = end - start - num_again - new_input
-    recomputed, computed_input = num_again * weights.input, new_input * weights.input
-    computed_output = new_output * weights.output
+    num_recomputed = min(max(reached - start, 0), end - start)
+    num_input = max(min(prompt, end) - max(start, reached), 0)
+    num_output = end - start - num_recomputed - num_input
+    recomputed = num_recomputed * weights.input
+    computed_input = num_input * weights.input
+    computed_output = num_output * weights.output
     held = end * weights.held
-    if new_output:
-        return Work(0, computed_input, computed_output + held, recomputed)
-    if new_input:
+    if num_output:  # tokens after the prompt are the last: the last computed token is output
+        return Work(input=computed_input, output=computed_output + held, recomputed=recomputed)
+    if num_input:
         held_cached = cached * weights.held
-        return Work(held_cached, computed_input + held - held_cached, 0, recomputed)
-    return Work(0, 0, 0, recomputed + held)
+        input_and_held = computed_input + held - held_cached
+        return Work(cached=held_cached, input=input_and_held, recomputed=recomputed)
+    return Work(recomputed=recomputed + held)

@@ -5,17 +5,18 @@ Register `SpeculationMetrics` with the registry of Part 11's `EngineMetrics`.
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from engine.speculation.capability import Tally
-from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
+from engine.telemetry import families
 
 
 class SpeculationMetrics:
     """A collector that reads `tally` whenever the registry is read."""
 
     def __init__(self, tally: Tally, model_name: str) -> None:
-        self.tally, self._label_values = tally, (model_name, ENGINE)
+        """`tally`: the counts of one engine. `model_name`: the value of the label `model_name`."""
+        self.tally, self.model_name = tally, model_name
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, for the registry: counters of drafts, of draft tokens, and of accepted draft tokens.
@@ -28,14 +29,12 @@ class SpeculationMetrics:
             ("num_draft_tokens", "Proposed tokens.", self.tally.proposed),
             ("num_accepted_tokens", accepted, self.tally.accepted),
         ):
-            counter = CounterMetricFamily(f"vllm:spec_decode_{name}", documentation, labels=LABEL_NAMES)
-            counter.add_metric(self._label_values, count)
-            yield counter
-        counter = CounterMetricFamily(
+            yield families.counter(f"vllm:spec_decode_{name}", documentation, self.model_name, count)
+        accepted_at = {str(position): count for position, count in enumerate(self.tally.accepted_at)}
+        yield families.counter_by(
+            "position",
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens, by their position in the draft.",
-            labels=(*LABEL_NAMES, "position"),
+            self.model_name,
+            accepted_at,
         )
-        for position, count in enumerate(self.tally.accepted_at):
-            counter.add_metric((*self._label_values, str(position)), count)
-        yield counter

@@ -146,17 +146,20 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
     """
     normal_steps = steps_of(normalizer, "normalizers")
     split_steps = steps_of(pre_tokenizer, "pretokenizers")
+    # 1. An older file.
     prepend = {"type": "Prepend", "prepend": SPACE}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     if not split_steps and normal_steps == [prepend, replace]:
         return "every", False
     if not split_steps and normal_steps == [replace]:
         return "never", False
+    # 2. A newer file. Its `add_prefix_space` is an older name of `prepend_scheme`.
     if not normal_steps and [step["type"] for step in split_steps] == ["Metaspace"]:
-        step = split_steps[0]
-        scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-        if step["replacement"] == SPACE and scheme in ("always", "first", "never"):
-            return scheme, step.get("split", True)
+        metaspace = split_steps[0]
+        default = "always" if metaspace.get("add_prefix_space", True) else "never"
+        scheme = metaspace.get("prepend_scheme", default)
+        if metaspace["replacement"] == SPACE and scheme in ("always", "first", "never"):
+            return scheme, metaspace.get("split", True)
     raise ValueError(
         f"a byte_fallback model with normalizer {normalizer} and pre_tokenizer {pre_tokenizer} is not "
         f"supported, only with Prepend and Replace, or with Metaspace, and {SPACE!r}"

@@ -32,7 +32,7 @@ def byte_alphabet() -> dict[int, str]:
     ]
     alphabet = {byte: chr(byte) for byte in printable}
     not_printable = (byte for byte in range(256) if byte not in alphabet)
-    return alphabet | {byte: chr(256 + i) for i, byte in enumerate(not_printable)}
+    return alphabet | {byte: chr(256 + i) for i, byte in enumerate(not_printable)}  # 'Ā', 'ā', and so on
 
 
 def merge_table(
@@ -43,7 +43,10 @@ def merge_table(
     A pair of a lower rank was learned earlier, and is merged first. Raises KeyError if `vocab` lacks a token
     of a merge.
     """
-    return {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
+    table: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, (left, right) in enumerate(merges):
+        table[vocab[left], vocab[right]] = rank, vocab[left + right]
+    return table
 
 
 def byte_token_ids(vocab: dict[str, int], spellings: Sequence[str]) -> list[int]:
@@ -112,6 +115,7 @@ class Tokenizer:
         self.eos_token_id: int | None = None
         if eos_token is not None:
             self.eos_token_id = self.added[eos_token].id if eos_token in self.added else vocab.get(eos_token)
+        # A regular expression takes the first alternative that matches, and the longest token should win.
         longest_first = sorted(self.added.values(), key=lambda token: -len(token.content))
         self._added_regex: regex.Pattern[str] | None = None
         if self.added:
@@ -167,9 +171,11 @@ class Tokenizer:
         """A lower bound of len(encode(text)): the bytes of the text divided by those of the longest token."""
         if any(token.lstrip or token.rstrip for token in self.added.values()):
             return 0  # one such token includes any number of spaces beside it
-        # A normal form joins at most four characters to one, and each character has at least one byte.
-        size = len(text) // 4 if self._normal_form else len(text.encode(errors="replace"))
-        return size // self._max_token_bytes
+        if self._normal_form:  # it joins at most four characters to one, which has at least one byte
+            min_bytes = len(text) // 4
+        else:
+            min_bytes = len(text.encode(errors="replace"))
+        return min_bytes // self._max_token_bytes
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of `ids`. The bytes of all tokens are joined first and then decoded as UTF-8, because the
@@ -197,11 +203,12 @@ class Tokenizer:
         spelling, too. Raises ValueError for an unknown id.
         """
         alphabet, added_ids = byte_alphabet(), {token.id for token in self.added.values()}
-        tokens = [(id, self.token_bytes(id)) for id in ids]
-        return [
-            data.decode() if id in added_ids else "".join(alphabet[byte] for byte in data)
-            for id, data in tokens
-        ]
+        spellings: list[str] = []
+        for id in ids:
+            data = self.token_bytes(id)
+            is_added = id in added_ids
+            spellings.append(data.decode() if is_added else "".join(alphabet[byte] for byte in data))
+        return spellings
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
         """Yield the added tokens in `text` and the stretches of text between them, in order."""
@@ -209,8 +216,9 @@ class Tokenizer:
         for match in self._added_regex.finditer(text) if self._added_regex else ():
             if match.start() > end:
                 yield text[end : match.start()]
-            # The match may include spaces beside the token (lstrip, rstrip): `added` does not have them.
-            yield self.added.get(match.group()) or self.added[match.group().strip()]
+            # The match may include spaces beside the token (lstrip, rstrip), which its text does not have.
+            matched = match.group()
+            yield self.added[matched] if matched in self.added else self.added[matched.strip()]
             end = match.end()
         if end < len(text):
             yield text[end:]

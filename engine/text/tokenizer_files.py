@@ -1,8 +1,8 @@
 """Reads tokenizer files, and returns the arguments of `Tokenizer`. Part 1.
 
 Reads Hugging Face's tokenizer.json, or GPT-2's original vocab.json and merges.txt. Promises to refuse every
-setting that would change ids and is not supported. An error names the setting, or the missing
-or damaged file.
+setting that would change ids and is not supported. An error names the setting, or the missing or damaged
+file.
 """
 
 from dataclasses import dataclass
@@ -61,9 +61,9 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
         raw = {"vocab": read_json(path), "merges": _read_lines(folder / "merges.txt")}
         parse = _from_vocab_and_merges
     try:
-        fields = parse(raw) | {"eos_token": eos["content"] if isinstance(eos, dict) else eos}
-        _check_ids(fields, _model_vocab_size(folder))
-        return path, fields
+        arguments = parse(raw) | {"eos_token": eos["content"] if isinstance(eos, dict) else eos}
+        _check_ids(arguments, _model_vocab_size(folder))
+        return path, arguments
     except KeyError as error:
         raise CheckpointError(f"{path}: has no {error}") from None
     except (AttributeError, TypeError, ValueError) as error:
@@ -80,16 +80,16 @@ def _model_vocab_size(folder: Path) -> int | None:
     return vocab_size if type(vocab_size) is int else None
 
 
-def _check_ids(fields: dict[str, Any], vocab_size: int | None) -> None:
+def _check_ids(arguments: dict[str, Any], vocab_size: int | None) -> None:
     """Raises ValueError, which names the token or the field, if an id is not a whole number of at least 0, or
-    if the id of an affix is not below `vocab_size`.
+    if the id of an affix is not below `vocab_size`. `arguments` are those of `Tokenizer`.
 
     Every prompt has the affixes, so the model must have their ids. The ids of other tokens may be larger,
     because a tokenizer's vocabulary may be larger than the model's.
     """
-    vocab = list(fields["vocab"].items())
-    added = [(token.content, token.id) for token in fields["added_tokens"]]
-    affix_ids = [("post_processor", id) for side in fields.get("affixes", ()) for id in side]
+    vocab = list(arguments["vocab"].items())
+    added = [(token.content, token.id) for token in arguments["added_tokens"]]
+    affix_ids = [("post_processor", id) for side in arguments.get("affixes", ()) for id in side]
     for name, id in [*vocab, *added, *affix_ids]:
         if type(id) is not int or id < 0:
             raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
@@ -107,7 +107,8 @@ def _read_lines(path: Path) -> list[str]:
 def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
     """The arguments of `Tokenizer` in GPT-2's original files."""
     vocab = raw["vocab"]
-    special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
+    end_of_text = "<|endoftext|>"
+    special = [AddedToken(vocab[end_of_text], end_of_text)] if end_of_text in vocab else []
     return {"vocab": vocab, "merges": merge_pairs(raw["merges"]), "added_tokens": special}
 
 
@@ -158,7 +159,8 @@ def added_tokens(raw: dict) -> list[AddedToken]:
     names = AddedToken.__dataclass_fields__
     tokens = []
     for entry in raw.get("added_tokens", []):
-        tokens.append(AddedToken(**{name: value for name, value in entry.items() if name in names}))
+        settings = {name: value for name, value in entry.items() if name in names}
+        tokens.append(AddedToken(**settings))
     return tokens
 
 

@@ -13,12 +13,16 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """As in ArgumentParser; `parse_args` calls this, too."""
-        return super().parse_known_args(list(self._named(sys.argv[1:] if args is None else args)), namespace)
+        if args is None:
+            args = sys.argv[1:]
+        return super().parse_known_args(list(self._with_known_flags(args)), namespace)
 
-    def _named(self, args: Sequence[str]) -> Iterator[str]:
-        """`args`, each flag written as it was added."""
+    def _with_known_flags(self, args: Sequence[str]) -> Iterator[str]:
+        """`args`, with each known flag spelled as it was added to the parser. Unknown flags and values do not
+        change.
+        """
         flags = {flag.replace("_", "-"): flag for flag in self._option_string_actions}
         for arg in args:
             flag, equals, value = arg.partition("=")
-            known = flags.get(flag.replace("_", "-")) if flag.startswith("--") else None
-            yield arg if known is None else known + equals + value
+            known_flag = flags.get(flag.replace("_", "-")) if flag.startswith("--") else None
+            yield arg if known_flag is None else known_flag + equals + value

@@ -1,4 +1,6 @@
-"""What Extension C brings to the wiring. `engine/wiring/extensions.py` finds this module by its name."""
+"""Extension C's functions for the rest of the wiring. `engine/wiring/extensions.py` finds this module by its
+name, so no other file needs to import it.
+"""
 
 from engine.attention.extras import causal
 from engine.wiring.attention_extras import runner

@@ -19,13 +19,16 @@ def add_flags(parser: argparse.ArgumentParser, specs: Iterable[Field]) -> argpar
     in NEUTRAL. Returns `parser`.
     """
     for spec in specs:
-        help, extension = spec.metadata["help"].replace("%", "%%"), spec.metadata["extension"]
+        help, extension = spec.metadata["help"], spec.metadata["extension"]
+        help = help.replace("%", "%%")  # argparse would read a single % as the beginning of a format
         if extension is not None and not is_here(extension):
             help = argparse.SUPPRESS
-        parser.add_argument(_flag(spec.name), default=spec.default, help=help, **_reader(spec.type))
-    for name, (values, _) in NEUTRAL.items():
-        reader = _reader(bool) if isinstance(values[0], bool) else {"type": _value}
-        parser.add_argument(_flag(name), default=values[0], help=argparse.SUPPRESS, **reader)
+        settings = _argument_settings(spec.type)
+        parser.add_argument(_flag(spec.name), default=spec.default, help=help, **settings)
+    for name, (accepted, _) in NEUTRAL.items():
+        default = accepted[0]
+        settings = _argument_settings(bool) if isinstance(default, bool) else {"type": _neutral_value}
+        parser.add_argument(_flag(name), default=default, help=argparse.SUPPRESS, **settings)
     return parser
 
 
@@ -33,20 +36,23 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _reader(kind: Any) -> dict[str, Any]:
-    """The arguments of `add_argument` that read a value of this type."""
-    members = get_args(kind) or (kind,)
+def _argument_settings(kind: Any) -> dict[str, Any]:
+    """The arguments of `add_argument` with which argparse reads a value of the type `kind`."""
+    members = get_args(kind) or (kind,)  # the types of a union
     if bool in members:
         return {"action": argparse.BooleanOptionalAction}
     if any(get_origin(member) is Mapping for member in members):
         return {"type": json.loads}
     if literals := [choice for choice in choices(kind) if choice is not None]:
         return {"choices": literals}
-    return {"type": next((number for number in (int, float) if number in members), str)}
+    for number in (int, float):
+        if number in members:
+            return {"type": number}
+    return {"type": str}
 
 
-def _value(text: str) -> Any:
-    """The value that a neutral option's text stands for: JSON (1, null, {}), else the text itself."""
+def _neutral_value(text: str) -> Any:
+    """The value that a neutral option's text stands for: JSON (1, null, {}), or else the text itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

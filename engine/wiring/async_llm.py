@@ -14,7 +14,8 @@ that were loaded (`gc.freeze`). `LLM` uses `rare_collections` during a call. A p
 wrap its event loop in `rare_collections()`.
 """
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Mapping
 
 from engine.core.engine_thread import EngineThread
 from engine.core.mailbox import EngineError
@@ -40,7 +41,7 @@ class AsyncLLMEngine:
         """
         self.args, self.engine = args, build_engine(args)
         load_adapters_on_demand(self.engine)
-        self._thread = EngineThread(self.engine, str(args.model))
+        self._thread = EngineThread(self.engine, str(args.model), max_preparing=math.inf)
         self._thread.start()
 
     @classmethod
@@ -55,20 +56,22 @@ class AsyncLLMEngine:
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Continue one prompt, and yield its output as it grows. Each output holds all text and tokens so
         far; the last output has `finished` set.
 
         `request_id` must differ from those of unfinished requests. A lower `priority` is served first.
         `lora_request` needs `enable_lora`; None uses the base model. An adapter that is not loaded yet is
-        read from its files between two steps, and all other requests wait meanwhile. Closing the iterator
-        before the last output aborts the request.
+        read from its files between two steps, and all other requests wait meanwhile. `trace_headers` are
+        W3C's traceparent and tracestate, of the span to which the request's span belongs (it needs
+        `otlp_traces_endpoint`). Closing the iterator before the last output aborts the request.
 
         Raises ParameterError if a field or the prompt is refused, CheckpointError if the adapter cannot be
         read, and EngineError if a step fails or the engine was shut down.
         """
         parsed = read_prompt(prompt)
-        options = parsed.options | {"priority": priority}
+        options = parsed.options | {"priority": priority, "trace_headers": trace_headers}
         if lora_request is not None:
             if self.engine.adapters is None:
                 raise ParameterError("lora_request", "lora_request needs EngineArgs(enable_lora=True)")

@@ -1,5 +1,5 @@
-"""A runner for a model whose layers want more of attention than q, k and v (`ModelConfig.attention_extras`).
-Extension C's wiring.
+"""Makes the runner of a model whose attention has extras: windows, soft caps, sinks or scales. Extension C's
+wiring.
 """
 
 from engine.cache.extras import ExtrasMemory
@@ -20,7 +20,9 @@ def runner(
     max_new_tokens: int,
     in_flight: int,
 ) -> ModelRunner:
-    """As `_runner` of devices.py, with an `attend` that has extras. Raises ValueError for slots."""
+    """A runner for one model, whose `attend` takes the extras of each layer. The arguments are as in
+    `_runner` of devices.py. Raises ValueError if the memory has slots and not pages.
+    """
     if not isinstance(memory, PageMemory):
         raise ValueError(
             f"kv_cache={args.kv_cache!r}: the attention of this model ({model.config.model_type}) has a "
@@ -29,10 +31,10 @@ def runner(
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
     if args.attention != "triton":
-        attended = ExtrasMemory(memory)
+        extras_memory = ExtrasMemory(memory)
         if in_flight == 1:  # the host knows every token of a step before it submits the step
-            return ModelRunner([EagerWay(model, attended)], memory)
-        eager = EagerWay(model, attended, upload=last_tokens.upload)
+            return ModelRunner([EagerWay(model, extras_memory)], memory)
+        eager = EagerWay(model, extras_memory, upload=last_tokens.upload)
         return ModelRunner([eager], memory, last_tokens=last_tokens)
     from engine.kernels.extras_attention import PagedExtras  # imported here because triton is optional
     from engine.kernels.store_kv import store_kv

@@ -1,4 +1,4 @@
-"""`LLM.beam_search`: reads its arguments, and has the searches run. Extension B's wiring.
+"""Checks the arguments of `LLM.beam_search` and runs the searches. Extension B's wiring.
 
 No module imports this one: engine/wiring/extensions.py finds it by its name.
 """
@@ -23,10 +23,10 @@ def beam_search(
     use_tqdm: bool | Callable[..., tqdm] = False,
     concurrency_limit: int | None = None,
 ) -> list[BeamSearchOutput]:
-    """The best continuations of each prompt. Listeners and capabilities of the engine are not told of these
-    steps: metrics do not count them, and nothing is speculated.
+    """The best continuations of each prompt, one output per prompt in order.
 
-    Raises as `LLM.beam_search` says.
+    The engine's listeners and capabilities do not see these steps: metrics do not count them, and no tokens
+    are drafted. Arguments and errors are those of `LLM.beam_search`.
     """
     if not isinstance(params, BeamSearchParams):
         raise ParameterError("params", f"params={params!r:.80}: BeamSearchParams are accepted")
@@ -36,13 +36,14 @@ def beam_search(
             "concurrency_limit",
             f"concurrency_limit={concurrency_limit!r}: a whole number of at least 1 is accepted, or None",
         )
-    search = BeamSearch(engine, replace(params))  # the copy checks what was assigned since
+    # `replace` makes a copy, which checks also the fields that were assigned after `params` was made.
+    beam_search = BeamSearch(engine, replace(params))
     searches = [
-        search.prepare(f"beam-search-{number}", prompt.prompt, prompt.text, **prompt.options)
+        beam_search.prepare(f"beam-search-{number}", prompt.prompt, prompt.text, **prompt.options)
         for number, prompt in enumerate(prompts)
     ]
     progress = Progress(len(searches), use_tqdm)
     try:
-        return search.run(searches, concurrency_limit, on_end=lambda: progress.bar.update(1))
+        return beam_search.run(searches, concurrency_limit, on_end=lambda: progress.bar.update(1))
     finally:
         progress.close()

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from engine.core.ahead import AheadEngine
-from engine.core.llm_engine import Capability, LLMEngine
+from engine.core.interfaces import Capability
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.execution.recording import RecordedExecutor, Recording
 from engine.execution.runner import Executor
@@ -33,9 +34,10 @@ from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import BRING_CAPABILITIES, Brought, is_here, wiring_of
-from engine.wiring.generation_config import with_its_eos
+from engine.wiring.extensions import BRING_CAPABILITIES, Contribution, is_here, wiring_of
+from engine.wiring.generation_config import with_eos_tokens
 from engine.wiring.replay import about
+from engine.wiring.watchers import Watchers
 
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
@@ -45,15 +47,22 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     cannot be met on this machine.
     """
     recording = _open_recording(args.record) if args.record is not None else None
-    devices = load_devices(args)
+    watchers = Watchers(args)
     try:
-        return _compose(devices, recording, listeners)
+        devices = load_devices(args)
+        try:
+            return _compose(devices, recording, listeners, watchers)
+        except BaseException:
+            devices.executor.shutdown()
+            raise
     except BaseException:
-        devices.executor.shutdown()
+        watchers.close()
         raise
 
 
-def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[Listener]) -> LLMEngine:
+def _compose(
+    devices: Devices, recording: Recording | None, listeners: Sequence[Listener], watchers: Watchers
+) -> LLMEngine:
     """The engine, made of the loaded models. Raises ValueError if an option cannot be met."""
     args, slots, sizes = devices.args, devices.slots, devices.sizes
     # 1. Executors of the model and of the draft model, each wrapped in a recorder if the steps are recorded.
@@ -83,8 +92,8 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         )
         speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, step_times)
         capabilities.append(speculation)
-    extensions: list[Brought] = [
-        wiring_of(letter).brought(devices) for letter in BRING_CAPABILITIES if is_here(letter)
+    extensions: list[Contribution] = [
+        wiring_of(letter).contribution(devices) for letter in BRING_CAPABILITIES if is_here(letter)
     ]
     capabilities += [extension.capability for extension in extensions]
     # 4. The engine.
@@ -97,19 +106,20 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         supports |= extension.supports
     engine = engine_class(
         devices.tokenizer,
-        with_its_eos(devices.config, args),
+        with_eos_tokens(devices.config, args),
         scheduler,
         executor,
-        Listeners(listeners),
+        Listeners([*listeners, *watchers.listeners(args, scheduler)]),
         recover=scheduler.recover,
         supports=supports,
         max_model_len=sizes.max_model_len,
         seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
-        prepare=[extension.prepare for extension in extensions],
+        preparations=[extension.preparation for extension in extensions],
     )
     executor.on_lost(engine.lose)
+    engine.on_shutdown.append(watchers.close)
     return engine
 
 

@@ -6,14 +6,12 @@ result, and `replay.py` runs recorded steps without an engine. The memory is mad
 device is loaded here; Extension A loads one in each of several processes.
 """
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -36,6 +34,7 @@ from engine.speculation.draft_model import DraftSampler
 from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
+from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
 
@@ -53,19 +52,27 @@ class Rank(Protocol):
         """This rank's part of an adapter."""
 
     def row_max(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
-        """For `quantize`."""
+        """The largest magnitude in each row of a layer over all ranks; None if the rows are whole (`RowMax`
+        in engine/quantization/quantize.py).
+        """
 
     def join(self, model: LanguageModel) -> LanguageModel:
         """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace x by the sum over the ranks, and return x: for kernels in place of the model's layers."""
+    def all_reduce_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace x, of any shape, by the sum over the ranks, and return x: for kernels in place of the
+        model's layers. Raises RuntimeError if another rank has ended or does not join in time.
+        """
 
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers. All ranks ask."""
+    def all_reduce_min(self, number: int) -> int:
+        """The minimum of `number` over the ranks, which must all call this. Raises RuntimeError as
+        `all_reduce_sum` does.
+        """
 
     def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
-        """Has all ranks compute, or what rank 0 tells. `runner`: this rank's."""
+        """The executor of this rank: on rank 0, one that has all ranks compute each step; on another rank,
+        one that computes the steps that rank 0 sends. `runner` and `slots`: this rank's.
+        """
 
 
 @dataclass(frozen=True)
@@ -89,33 +96,32 @@ class Devices:
 
 
 def load_devices(args: EngineArgs) -> Devices:
-    """Load the models on as many devices as `args` say. Raises CheckpointError or ValueError."""
+    """Load the models on as many devices as `args` say: `load_one_device`, or Extension A's function for
+    several devices. Raises CheckpointError or ValueError, as these do.
+    """
     if args.tensor_parallel_size > 1:
         return wiring_of("A").load_devices(args)
     return load_one_device(args)
 
 
 def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
-    """Load the models, allocate memory for their keys and values, and make a runner for each. `rank`: the
-    device has a part of the model, and others have the rest.
+    """Load the models, allocate memory for their keys and values, and make a runner for each. `rank`: this
+    process's part in a model that several devices share; None if the device has the whole model.
 
     Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option cannot be met on
     this machine or with this model.
     """
     # 1. Options, with defaults for those that are not set.
-    _refuse_absent_gpu(str(args.device))
+    refuse_absent_gpu(str(args.device))
     args, sizes = with_defaults(args)
     tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
         speculative = SpeculativeConfig.from_dict(args.speculative_config)
-    slots = None
-    if args.enable_lora:
-        shard_adapter = rank.shard_adapter if rank else None
-        slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
+    slots = _adapter_slots(args, sizes, rank)
     # 2. The model, and the draft model if there is one.
     model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl)
-    if model.config.model_impl != OURS:  # library code may wait for the device, which no graph can hold
+    if model.config.model_impl != OURS:  # library code may wait for the device, which a graph cannot record
         args = replace(args, enforce_eager=True)
     max_positions = model.config.max_positions
     sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
@@ -130,7 +136,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     parameter = next(model.parameters())  # the memory takes this parameter's device and dtype
     num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
     if rank:
-        num_bytes = rank.smallest(num_bytes)
+        num_bytes = rank.all_reduce_min(num_bytes)
     args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
     memory = make_memory(args, model.config, sizes, parameter, configs)
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
@@ -144,16 +150,17 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     if speculative:
         runner.select = RejectionSampler(draft_probs, runner.select)
     executor: Executor = rank.executor(runner, slots) if rank else runner
-    config = model.config  # of the whole model
-    if rank:
+    config = model.config
+    if rank:  # `model.config` describes this rank's part; `config` describes the whole model
         config = ModelConfig.from_pretrained(args.model, args.model_impl)
     if draft is None:
         return Devices(args, tokenizer, config, sizes, memory, runner, executor, slots, speculative)
-    # 5. The draft model's runner. In a pass the draft model reads the tokens since its last pass: two tokens
-    #    if all its proposals were accepted, otherwise one.
+    # 5. The draft model's memory and runner.
     draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
     # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
     runner.before.append(lambda batch: draft_memory.apply(batch.copies))
+    # In a pass the draft model reads the tokens since its last pass: two tokens if all its proposals were
+    # accepted, otherwise one.
     draft_runner = _runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
     draft_runner.select = DraftSampler(draft_probs)
     return Devices(
@@ -171,25 +178,6 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     )
 
 
-def options_of(args: EngineArgs) -> dict[str, Any]:
-    """The options as JSON has them: paths, devices and dtypes become their names. `EngineArgs` takes them."""
-    return {
-        name: value if isinstance(value, int | float | Mapping | None) else str(value).removeprefix("torch.")
-        for name, value in asdict(args).items()
-    }
-
-
-def _refuse_absent_gpu(device: str) -> None:
-    """Raise ValueError if `device` is cuda or cuda:N and there is no such GPU."""
-    kind, _, index = device.partition(":")
-    num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind == "cuda" and int(index or 0) >= num_gpus:
-        gpus = f"GPUs here: {num_gpus}, from cuda:0 on" if num_gpus else "PyTorch sees no GPU here"
-        raise ValueError(
-            f"device={device!r}: {gpus}; leave --device out; ruvon doctor says what this machine has"
-        )
-
-
 def _tokenizer_of(args: EngineArgs) -> Tokenizer:
     """The tokenizer of `args.tokenizer`, or by default of the model. Raises CheckpointError, which mentions
     the option --tokenizer if that option is not set.
@@ -203,37 +191,12 @@ def _tokenizer_of(args: EngineArgs) -> Tokenizer:
         raise CheckpointError(f"{error}; --tokenizer takes another folder") from None
 
 
-def with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
-    """The options with this machine's defaults filled in, and the sizes. `Sizes.max_model_len` is 0 if that
-    option is not set, because its default is known only once the model is loaded.
-    """
-    has_gpu = (
-        torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= (8, 0)
-        and find_spec("triton") is not None
-    )
-    device, attention, async_scheduling = args.device, args.attention, args.async_scheduling
-    if device == "auto":
-        device = "cuda" if has_gpu else "cpu"
-    on_gpu = str(device).startswith("cuda")
-    if attention == "auto":
-        attention = "triton" if on_gpu else "sdpa"
-    if async_scheduling is None:
-        async_scheduling = on_gpu
-    max_num_seqs, max_num_batched_tokens = args.max_num_seqs, args.max_num_batched_tokens
-    if max_num_seqs is None:  # at most max_num_batched_tokens: each sequence needs a token in every step
-        max_num_seqs = min(256 if on_gpu else 16, max_num_batched_tokens or sys.maxsize)
-    if max_num_batched_tokens is None:
-        max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
-    with_defaults = replace(
-        args,
-        device=device,
-        attention=attention,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        async_scheduling=async_scheduling,
-    )
-    return with_defaults, Sizes(max_num_seqs, max_num_batched_tokens, args.max_model_len or 0)
+def _adapter_slots(args: EngineArgs, sizes: Sizes, rank: Rank | None) -> AdapterSlots | None:
+    """The slots for adapters, still without memory; None without `enable_lora`."""
+    if not args.enable_lora:
+        return None
+    shard_adapter = rank.shard_adapter if rank else None
+    return AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
 
 
 def _load(
@@ -293,7 +256,7 @@ def _transformed(
         model = slots.wrap(model)
     if rank is not None:
         model = rank.join(model)
-    if runs_graphs(args):  # whose kernels read plain weights
+    if runs_graphs(args):  # kernels of the graphs read plain weights, not packed ones
         return pack_quantized(model)
     return pack_quantized(pack_linears(model, rows=sizes.max_num_seqs))
 
@@ -343,7 +306,7 @@ def _runner(
     from engine.kernels.verify_attend import MOST_NEW
 
     V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
-    sum_parts = rank.sum if rank else None
+    sum_parts = rank.all_reduce_sum if rank else None
     if rank and not rank.chooses:
         V = 0
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.core.llm_engine import LLMEngine
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
-ADAPTERS = "Adapters"
+ADAPTERS, WATCHING = "Adapters", "What it does, seen from outside"
 MODELS_OWN, VLLMS_OWN = "auto", "vllm"  # values of generation_config that are no folder
 Device = Any  # a name such as cuda:0, or a torch.device
 DType = Any  # a name such as float16, or a torch.dtype
@@ -166,6 +166,14 @@ class EngineArgs:
     record: str | Path | None = _option(
         None, SPEED, "A file that gets every step, to be run again by ruvon replay: prompts are in it."
     )
+
+    trace: str | Path | None = _option(
+        None, WATCHING, "A file that gets the times of each step and request: for Perfetto and ruvon trace."
+    )
+    otlp_traces_endpoint: str | None = _option(
+        None, WATCHING, "Where a span of each request is sent, by OTLP over HTTP; needs the extra otel.",
+        "http://localhost:4318/v1/traces",
+    )  # fmt: skip
 
     enable_lora: bool = _option(False, ADAPTERS, "Requests may name LoRA adapters.")
     max_loras: int = _option(4, ADAPTERS, "Adapters that may share a step: requests for others wait.")

@@ -1,8 +1,8 @@
 """Lettered extensions: which there are, and whether their files are here. Part 20.
 
-An extension comes after Part 20, so no file of Part 20 imports it by name. It is found by a convention
-instead: its slug is the name of its module in this room, and of one in cli/ if it brings commands. Imports no
-torch.
+An extension comes after Part 20, so no file of Part 20 imports it by name. A convention stands in for the
+import: the extension's slug is the name of its module in this room, and of its module in cli/ if it has
+commands. Imports no torch.
 """
 
 from importlib import import_module
@@ -11,19 +11,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine.core.llm_engine import Capability, Prepare
+    from engine.core.interfaces import Capability, Preparation
 
 # letter -> slug, as in its part.toml
 EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}
-BRING_CAPABILITIES = ("B",)  # their module has `brought(devices)`, which returns what an engine gets of them
+# Extensions that add a capability to every engine. Their module has a function `contribution(devices)`, which
+# returns a Contribution.
+BRING_CAPABILITIES = ("B",)
 
 
-class Brought(NamedTuple):
-    """What an extension brings to an engine, beside its options."""
+class Contribution(NamedTuple):
+    """What an extension adds to an engine, beside its options."""
 
-    capability: "Capability"
-    prepare: "Prepare"
-    supports: frozenset[str]  # fields of SamplingParams
+    capability: "Capability"  # the engine calls it around each step
+    preparation: "Preparation"  # the engine calls it for each new request
+    supports: frozenset[str]  # fields of SamplingParams that have an effect with this extension
 
 
 def is_here(letter: str) -> bool:
@@ -32,11 +34,11 @@ def is_here(letter: str) -> bool:
 
 
 def wiring_of(letter: str) -> ModuleType:
-    """The extension's module in this room. Raises ModuleNotFoundError: it is not here."""
+    """The extension's module in this room. Raises ModuleNotFoundError if the tree does not have it."""
     return import_module(f"{__package__}.{EXTENSIONS[letter]}")
 
 
-def found(name: str) -> ModuleType | None:
-    """The module `name` of this room, which an extension brings; None if it is not here."""
+def optional_module(name: str) -> ModuleType | None:
+    """The module `name` of this room, which belongs to an extension; None if the tree does not have it."""
     module = f"{__package__}.{name}"
     return None if find_spec(module) is None else import_module(module)

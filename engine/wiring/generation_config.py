@@ -1,14 +1,14 @@
-"""Which generation_config.json counts: the model's, another folder's, or none. Part 20's wiring.
+"""Reads the generation_config.json that `EngineArgs.generation_config` selects. Part 20's wiring.
 
-The file recommends sampling parameters, which `LLM` and `ruvon serve` both take for a request that gives
-none. It also names the tokens that end a text.
+It is the model's file, another folder's, or none. The file recommends sampling parameters, which `LLM` and
+`ruvon serve` use for a request that gives none. The file also names the tokens that end a text.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.decoding.params import recommended_params
+from engine.decoding.recommended import recommended_params
 from engine.models.checkpoint import read_json, resolve
 from engine.models.config import ModelConfig, eos_token_ids
 from engine.wiring.engine_args import MODELS_OWN, VLLMS_OWN, EngineArgs
@@ -21,13 +21,15 @@ def recommended(args: EngineArgs) -> dict[str, Any]:
     """
     if args.generation_config == VLLMS_OWN:
         return {}
-    is_models_own = args.generation_config == MODELS_OWN
-    path = resolve(args.model if is_models_own else args.generation_config) / "generation_config.json"
+    folder = resolve(args.model if args.generation_config == MODELS_OWN else args.generation_config)
+    path = folder / "generation_config.json"
     return recommended_params(read_json(path)) if path.exists() else {}
 
 
 def described(args: EngineArgs) -> str:
-    """A line for the start of a server: which defaults a request has that gives no sampling parameters."""
+    """A line that a server prints at its start: the defaults of a request that gives no sampling parameters.
+    Raises as `recommended` does.
+    """
     values = recommended(args)
     if not values:
         return "Sampling defaults: vLLM's own, temperature=1.0; generation_config.json gives no others"
@@ -36,11 +38,11 @@ def described(args: EngineArgs) -> str:
     return f"Sampling defaults, from generation_config.json: {listed}{bound}"
 
 
-def with_its_eos(config: ModelConfig, args: EngineArgs) -> ModelConfig:
-    """`config`, with the tokens that end a text according to the folder `args.generation_config`, if it is
-    one. Raises CheckpointError if the file cannot be read.
+def with_eos_tokens(config: ModelConfig, args: EngineArgs) -> ModelConfig:
+    """The config with the tokens that end a text. If `args.generation_config` is a folder, they come from its
+    file; otherwise the config has the model's already. Raises CheckpointError if the file cannot be read.
     """
     if args.generation_config in (MODELS_OWN, VLLMS_OWN):
-        return config  # which has the model's own
+        return config
     folder = Path(args.generation_config)
     return replace(config, eos_token_ids=eos_token_ids(folder, config.raw))

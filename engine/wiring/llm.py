@@ -6,6 +6,7 @@
 All prompts of a call run together, by continuous batching. `EngineArgs` has the other options.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -19,12 +20,13 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.chat_template import ChatError, chat_prompt
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.structured import StructureError
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import found, is_here
+from engine.wiring.extensions import is_here, optional_module
 from engine.wiring.generation_config import recommended
 from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
@@ -126,8 +128,9 @@ class LLM:
         `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
         `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
         `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
-        message. `tools` are JSON objects as in OpenAI's chat API, for a template that tells of tools; they
-        come with Extension B. The other arguments are those of `generate`.
+        message; what the output must fit (`structured_outputs`), all of that message must fit. `tools` are
+        JSON objects as in OpenAI's chat API, for a template that tells of tools; they come with Extension B.
+        The other arguments are those of `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
@@ -140,7 +143,9 @@ class LLM:
         parsed = []
         conversations = read_conversations(messages)
         params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
-        for conversation, params in zip(conversations, params_of_each, strict=True):
+        for i, (conversation, params) in enumerate(zip(conversations, params_of_each, strict=True)):
+            if continue_final_message and params and params.structured_outputs:
+                params_of_each[i] = _continuing(params, conversation[-1]["content"])
             truncate = params.truncate_prompt_tokens if params else None
             try:
                 text, ids = chat_prompt(
@@ -197,21 +202,23 @@ class LLM:
         use_tqdm: Bar = False,
         concurrency_limit: int | None = None,
     ) -> list[Any]:
-        """Search the best continuations of each prompt, as `params`, BeamSearchParams, say. Returns one
-        BeamSearchOutput per prompt, in order. At most `concurrency_limit` prompts run at once, and no more
-        than the cache has room for. The other arguments are those of `generate`. Extension B brings it.
+        """Search for the best continuations of each prompt. Returns one BeamSearchOutput per prompt, in
+        order. Comes with Extension B.
+
+        `params` is a BeamSearchParams. At most `concurrency_limit` prompts run at once, and no more than the
+        cache has room for. The other arguments are those of `generate`.
 
         Raises ParameterError if a field or a prompt is refused, or if the cache has no room for the beams of
         a prompt: nothing is computed then. Raises RuntimeError if a stream is under way, or if a step fails.
         """
-        search = found("beam_search")
-        if search is None:
+        extension = optional_module("beam_search")
+        if extension is None:
             raise AttributeError(
                 "'LLM' object has no attribute 'beam_search': beam search comes with Extension B"
             )
         parsed = read_prompts(prompts)
         self._set_adapters(parsed, lora_request)
-        return search.beam_search(self.engine, parsed, params, use_tqdm, concurrency_limit)
+        return extension.beam_search(self.engine, parsed, params, use_tqdm, concurrency_limit)
 
     def shutdown(self) -> None:
         """End the processes of other ranks (tensor_parallel_size), if there are any, before this one ends.
@@ -237,14 +244,16 @@ class LLM:
         return read_metrics(self._metrics.registry)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prompts that were computed, so that the next is computed anew. Returns False, and
-        changes nothing, while a stream is under way. Slots know no beginnings, and have nothing to forget.
+        """Empty the prefix cache, so that the next prompt is computed as a whole. Returns False, and changes
+        nothing, while a stream is under way. With slots there is no prefix cache, and the result is True.
         """
         cache = self.engine.scheduler.cache
         return cache.reset_prefix_cache() if isinstance(cache, PagedCache) else True
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say why a method of vLLM's is absent."""
+        """Raise AttributeError. Python calls this for an attribute that does not exist; for a method that
+        vLLM has, the message says why it is absent here.
+        """
         why = f": {ABSENT[name]}" if name in ABSENT else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
@@ -298,8 +307,10 @@ class LLM:
             if not any(request_id in self._inbox for request_id in unfinished):
                 # A step serves the requests of all streams; each stream later takes its own outputs.
                 self._inbox |= {output.request_id: output for output in self.engine.step()}
-            for request_id in [request_id for request_id in ids if request_id in self._inbox]:
-                output = self._inbox.pop(request_id)
+            for request_id in ids:
+                output = self._inbox.pop(request_id, None)
+                if output is None:
+                    continue
                 if output.error:
                     raise RuntimeError(f"request {request_id} failed: {output.error}")
                 if output.finished:
@@ -315,8 +326,19 @@ class LLM:
             self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
 
 
+def _continuing(params: SamplingParams, beginning: str) -> SamplingParams:
+    """The parameters for the rest of a text that must fit. Raises ParameterError if it is too long."""
+    assert params.structured_outputs is not None
+    try:
+        structure = params.structured_outputs.behind(beginning)
+    except StructureError as error:
+        raise ParameterError("messages", f"messages: the content that is to be continued: {error}") from None
+    return dataclasses.replace(params, structured_outputs=structure)
+
+
 def _set_priorities(parsed: list[ParsedPrompt], priority: Sequence[int] | None) -> None:
     """Put each prompt's priority into its options. Raises ParameterError if there are not as many."""
-    for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
-        if rank is not None:
-            prompt.options["priority"] = rank
+    priorities = per_prompt("priority", priority, len(parsed), int)
+    for prompt, prompt_priority in zip(parsed, priorities, strict=True):
+        if prompt_priority is not None:
+            prompt.options["priority"] = prompt_priority

@@ -41,15 +41,18 @@ class Histogram(Metric):
 
 
 def read_metrics(registry: CollectorRegistry) -> list[Metric]:
-    """The metrics of the registry whose names begin with one of PREFIXES, in its order."""
-    families = [family for family in registry.collect() if family.name.startswith(PREFIXES)]
-    return [metric for family in families for metric in _read(family)]
+    """The metrics of the registry whose names begin with one of PREFIXES, in the registry's order."""
+    metrics: list[Metric] = []
+    for family in registry.collect():
+        if family.name.startswith(PREFIXES):
+            metrics += _metrics_of(family)
+    return metrics
 
 
-def _read(family: Family) -> Iterator[Metric]:
+def _metrics_of(family: Family) -> Iterator[Metric]:
     """The metrics of one family: one for each set of labels."""
     if family.type == "histogram":
-        yield from _histograms(family)
+        yield from _histograms_of(family)
     for sample in family.samples:
         if family.type == "counter" and sample.name == f"{family.name}_total":
             value = int(sample.value) if sample.value == int(sample.value) else sample.value
@@ -58,15 +61,18 @@ def _read(family: Family) -> Iterator[Metric]:
             yield Gauge(family.name, dict(sample.labels), sample.value)
 
 
-def _histograms(family: Family) -> Iterator[Histogram]:
-    found: dict[tuple, Histogram] = {}
+def _histograms_of(family: Family) -> Iterator[Histogram]:
+    """The histograms of one family. Prometheus has a sample for each bucket, whose label `le` is the bound,
+    and two more for count and sum.
+    """
+    histograms: dict[tuple, Histogram] = {}  # by labels, without `le`
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
-        histogram = found.setdefault(tuple(labels.items()), Histogram(family.name, labels, 0, 0.0, {}))
+        histogram = histograms.setdefault(tuple(labels.items()), Histogram(family.name, labels, 0, 0.0, {}))
         if sample.name.endswith("_bucket"):
             histogram.buckets[sample.labels["le"]] = int(sample.value)
         elif sample.name.endswith("_count"):
             histogram.count = int(sample.value)
         elif sample.name.endswith("_sum"):
             histogram.sum = sample.value
-    yield from found.values()
+    yield from histograms.values()

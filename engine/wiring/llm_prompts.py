@@ -102,7 +102,7 @@ def read_conversations(messages: object) -> list[list[dict[str, Any]]]:
         )
     if not all(conversations):
         raise ParameterError("messages", "messages: a conversation has at least one message")
-    return [[_message(message) for message in conversation] for conversation in conversations]
+    return [[_read_message(message) for message in conversation] for conversation in conversations]
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -110,29 +110,33 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _message(message: object) -> dict[str, Any]:
+def _read_message(message: object) -> dict[str, Any]:
     """The message, with its text parts joined by line breaks, and the arguments of its calls as objects, as
     templates expect. An assistant's message without a content has an empty text. Raises ParameterError if
-    `message` is not a mapping with a role and a content, or if the arguments of a call are no JSON.
+    `message` is not a mapping with a role and a content, or if the arguments of a call are not JSON.
     """
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
         if content is None and role == "assistant":
             content = ""
-        if isinstance(content, list) and content and all(_is_text(part) for part in content):
+        if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
             content = "\n".join(part["text"] for part in content)
         if isinstance(role, str) and isinstance(content, str):
+            read_message = {**message, "content": content}
             calls = message.get("tool_calls")
-            more = {"tool_calls": [_call(call) for call in calls]} if isinstance(calls, list) else {}
-            return {**message, "content": content, **more}
+            if isinstance(calls, list):
+                read_message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+            return read_message
     raise ParameterError(
         "messages",
         f"messages: {message!r}: a role, and a content of text or of text parts, are accepted",
     )
 
 
-def _call(call: Any) -> Any:
-    """A call of an assistant's message with its arguments as an object, if they are a text."""
+def _with_parsed_arguments(call: Any) -> Any:
+    """A call of an assistant's message. If its arguments are JSON text, as in OpenAI's API, they become the
+    object that the text stands for. Raises ParameterError if the text is not JSON.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -144,7 +148,7 @@ def _call(call: Any) -> Any:
         raise ParameterError("messages", message) from None
 
 
-def _is_text(part: Any) -> bool:
+def _is_text_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 

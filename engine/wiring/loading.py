@@ -47,6 +47,8 @@ def one_thread_if_small(model: str | Path, model_impl: str = AUTO) -> None:
 
 
 def implementation(config: ModelConfig) -> str:
-    """Whose code computes this model, such as "mixtral by transformers, without CUDA graphs"."""
-    how = ", without CUDA graphs" if config.model_impl != OURS else ""
-    return f"{config.model_type} by {config.model_impl}{how}"
+    """The architecture and the package that computes it, such as "llama by ruvon", or "mixtral by
+    transformers, without CUDA graphs".
+    """
+    limit = "" if config.model_impl == OURS else ", without CUDA graphs"
+    return f"{config.model_type} by {config.model_impl}{limit}"

@@ -14,7 +14,7 @@ import torch
 from engine.core.llm_engine import LLMEngine
 from engine.execution.recording import RecordedExecutor
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import OURS, ModelConfig, architectures
+from engine.models.config import ModelConfig
 from engine.models.loader import CODES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
@@ -23,7 +23,8 @@ from engine.parallel.rank import Rank
 from engine.parallel.shards import divide
 from engine.quantization.quantize import QuantizationConfig
 from engine.speculation.config import SpeculativeConfig
-from engine.wiring.devices import Devices, load_one_device, options_of, with_defaults
+from engine.wiring.defaults import options_of, with_defaults
+from engine.wiring.devices import Devices, load_one_device
 from engine.wiring.engine_args import EngineArgs
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def load_devices(args: EngineArgs) -> Devices:
 
     def options(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
-        # Only rank 0 writes the recording.
+        # Only rank 0 writes the recording and the trace.
         drafts = _without_proposer(args)
-        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None)
+        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None, trace=None)
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:
@@ -55,13 +56,13 @@ def load_devices(args: EngineArgs) -> Devices:
         raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
     try:
         workers.wait_until_ready()
-        with workers.together():
+        with workers.raising_rank_lost():
             group = Group(0, size, workers.store, torch.device(places[0]), backend)
-        workers.at_end(group.close)
+        workers.on_stop(group.close)
         try:
             devices = load_one_device(replace(args, device=places[0]), Rank(group, workers))
         except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
-            with workers.together():
+            with workers.raising_rank_lost():
                 raise
     except RankLost as error:
         workers.stop()
@@ -98,11 +99,6 @@ def _refuse_indivisible(args: EngineArgs) -> None:
     size = args.tensor_parallel_size
     option = f"tensor_parallel_size={size}"
     config = ModelConfig.from_pretrained(args.model, args.model_impl)
-    if config.model_impl != OURS:
-        raise ValueError(
-            f"{option}: {config.model_type} is computed by {config.model_impl}, on one device only; "
-            f"{', '.join(architectures())} are divided"
-        )
     part = divide(config, size)
     if CODES in config.raw:
         raise CheckpointError(

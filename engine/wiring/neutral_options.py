@@ -13,7 +13,7 @@ Options = TypeVar("Options")
 
 
 class Neutral(NamedTuple):
-    """The values of one option that are accepted, and why another value is refused."""
+    """The accepted values of one option, and the reason why others are refused."""
 
     values: tuple[Any, ...]  # the first is vLLM's default
     reason: str
@@ -52,12 +52,16 @@ NEUTRAL = {
     ),
     "compilation_config": Neutral((None, {}), "CUDA graphs alone can be chosen, by enforce_eager"),
     "attention_backend": Neutral((None,), "attention names it"),
+    "logits_processors": Neutral(
+        (None, []), "a step is a record of numbers that any process can compute, and a function is none"
+    ),
     "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
     "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
     "disable_log_stats": Neutral(
         (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"
     ),
+    "collect_detailed_traces": Neutral((None,), "spans are of requests; trace has each step"),
     "enable_log_requests": Neutral((False,), "no request is logged"),
 }
 
@@ -75,14 +79,16 @@ def take_neutral_options(kind: type[Options]) -> type[Options]:
             refuse_unless_neutral(name, named_values.pop(name))
         init(self, *values, **named_values)
 
-    kind.__init__ = neutral_init  # type: ignore[assignment, method-assign]  # a dataclass has one
+    # mypy does not want a method to be assigned. A dataclass has an __init__, so this replaces it.
+    kind.__init__ = neutral_init  # type: ignore[assignment, method-assign]
     return kind
 
 
 def refuse_unless_neutral(name: str, value: Any) -> None:
-    """Raise ValueError if this value of an option in NEUTRAL asks for something."""
+    """Raise ValueError if `value` is not one of the accepted values of this option in NEUTRAL."""
     accepted, reason = NEUTRAL[name]
-    if not any(type(value) in (type(other), float) and value == other for other in accepted):
+    # Types are compared, too, because False == 0 in Python. But 0.0 is accepted for 0.
+    if not any(type(value) in (type(neutral), float) and value == neutral for neutral in accepted):
         values = " and ".join(map(repr, accepted))
         verb = "is" if len(accepted) == 1 else "are"
         raise ValueError(f"{name}={value!r}: {values} {verb} accepted: {reason}")

@@ -1,7 +1,7 @@
 """The process of rank 1, 2, …: `python -m engine.wiring.rank`. Extension A.
 
 Rank 0 starts this process (engine/parallel/launch.py), and sends it orders through standard input. The
-process ends when rank 0's process ends, even if that one is killed.
+process ends when rank 0's process ends, even if rank 0's process is killed.
 """
 
 import json
@@ -21,26 +21,28 @@ from engine.wiring.devices import load_one_device
 from engine.wiring.engine_args import EngineArgs
 
 
-def main(life: int) -> None:
-    """Compute what rank 0 orders, until its last order.
+def main(rank_0_pipe: int) -> None:
+    """Compute what rank 0 orders, until the order to stop. Does not return: the process exits with code 0
+    after that order, and with code 1 after an error, or if rank 0's process ends before.
 
-    `life` is the file descriptor of a pipe whose other end is closed when rank 0's process ends. The first
-    line of standard input is JSON, with rank, size, store, backend, threads and args. When the arguments are
-    read, READY is written to standard output. The process's exit code is 0 after the last order, and 1 after
-    an error or without rank 0.
+    `rank_0_pipe` is the file descriptor of a pipe whose other end is closed when rank 0's process ends. The
+    first line of standard input is JSON, with rank, size, store, backend, threads and args. When the
+    arguments are read, READY is written to standard output.
     """
     # A terminal or a supervisor may signal the whole group. The signal is for rank 0, which ends the others.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    hello = json.loads(sys.stdin.buffer.readline())
-    rank = hello["rank"]
+    threading.Thread(target=_exit_with_rank_0, args=(rank_0_pipe,), daemon=True).start()
+    options = json.loads(sys.stdin.buffer.readline())
+    rank = options["rank"]
     try:
-        torch.set_num_threads(hello["threads"])
-        args = EngineArgs(**hello["args"])
+        torch.set_num_threads(options["threads"])
+        args = EngineArgs(**options["args"])
         os.write(sys.stdout.fileno(), READY)
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what a library may print
-        group = Group(rank, hello["size"], hello["store"], torch.device(str(args.device)), hello["backend"])
+        # From here on, what a library prints goes to standard error: rank 0 no longer reads standard output.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        device = torch.device(str(args.device))
+        group = Group(rank, options["size"], options["store"], device, options["backend"])
         devices = load_one_device(args, Rank(group))
         follow(devices.runner, devices.slots, sys.stdin.buffer)
     except Exception as error:
@@ -49,9 +51,11 @@ def main(life: int) -> None:
     os._exit(0)
 
 
-def _end_with(life: int) -> None:
-    """End this process when the other end of the pipe is closed."""
-    os.read(life, 1)
+def _exit_with_rank_0(rank_0_pipe: int) -> None:
+    """Exit when the other end of the pipe is closed. Nothing is ever written to the pipe, so the read returns
+    only then.
+    """
+    os.read(rank_0_pipe, 1)
     os._exit(1)
 
 

@@ -19,18 +19,20 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.machine.version import ruvon_version
 from engine.models.checkpoint import CheckpointError
-from engine.wiring.devices import Devices, load_devices, options_of
+from engine.wiring.defaults import options_of
+from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
 
 MAX_ABOUT = 2**20  # characters that are read of a recording's first line
+WATCHING = {"record", "trace", "otlp_traces_endpoint"}  # options that steps do not depend on
 
 
 def about(args: EngineArgs) -> dict[str, Any]:
     """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
-    # Steps do not depend on the two: another machine need not have these paths.
-    left_out = ("record", "generation_config")
+    # Steps do not depend on them: another machine need not have these paths.
+    left_out = WATCHING | {"generation_config"}
     values = {name: value for name, value in options_of(args).items() if name not in left_out}
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
 
@@ -67,7 +69,7 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
 
     # 3. The steps, line by line.
     with open(path, encoding="utf-8", errors="replace") as file:
-        file.readline(MAX_ABOUT)  # the first line, which `args_of` has read
+        file.readline(MAX_ABOUT)  # skip the first line, which `args_of` has read
         yield from run_again(file, runners, write_adapter)
 
 
@@ -109,7 +111,7 @@ def args_of(path: str | Path) -> EngineArgs:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             recorded_args = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
-        names = {spec.name for spec in fields(EngineArgs)} - {"record"}
+        names = {spec.name for spec in fields(EngineArgs)} - WATCHING
         values = {name: value for name, value in recorded_args.items() if name in names}
         Path(values["model"])  # raises KeyError or TypeError, caught below, if the model is not a path
     except OSError as error:

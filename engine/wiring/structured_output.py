@@ -1,4 +1,5 @@
-"""What an engine gets of structured output: a capability, and who compiles. Extension B's wiring.
+"""Adds structured output to an engine: a capability, and a compiler for what outputs must fit. Extension B's
+wiring.
 
 No module imports this one: engine/wiring/extensions.py finds it by its name.
 """
@@ -6,13 +7,15 @@ No module imports this one: engine/wiring/extensions.py finds it by its name.
 from engine.structured.capability import Structured
 from engine.structured.compiler import Compiler, StructuredOutputsConfig
 from engine.wiring.devices import Devices
-from engine.wiring.extensions import Brought
-from engine.wiring.generation_config import with_its_eos
+from engine.wiring.extensions import Contribution
+from engine.wiring.generation_config import with_eos_tokens
 
 
-def brought(devices: Devices) -> Brought:
-    """The capability for an engine of these devices. Raises ValueError for a wrong option."""
+def contribution(devices: Devices) -> Contribution:
+    """The capability for an engine of these devices, and the function that compiles what a request's output
+    must fit. Raises ValueError if the option `structured_outputs_config` is refused.
+    """
     config = StructuredOutputsConfig.from_dict(devices.args.structured_outputs_config or {})
-    eos_ids = with_its_eos(devices.config, devices.args).eos_token_ids
-    structured = Structured(Compiler(devices.tokenizer, eos_ids, config).compile, eos_ids)
-    return Brought(structured, structured.prepare, frozenset({"structured_outputs"}))
+    eos_ids = with_eos_tokens(devices.config, devices.args).eos_token_ids
+    structured = Structured(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
+    return Contribution(structured, structured, frozenset({"structured_outputs"}))

@@ -22,6 +22,7 @@ from benchmarks.part11_crowd import Crowd, come  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.slots import SlotMemory  # noqa: E402
 from engine.client.top import read, top  # noqa: E402
+from engine.client.trace_view import trace_view  # noqa: E402
 from engine.core.engine_thread import EngineThread  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
@@ -34,11 +35,15 @@ from engine.telemetry.histogram import quantile  # noqa: E402
 from engine.telemetry.history import percentile  # noqa: E402
 from engine.telemetry.metric_names import TTFT  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
+from engine.telemetry.trace import Trace, open_trace  # noqa: E402
+from engine.telemetry.trace_report import figures as trace_figures  # noqa: E402
+from engine.telemetry.trace_report import read_trace  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
-SEATS = 8
+SEATS, BUDGET = 8, 256
+TRACE = OUT / "part11_trace.json"
 WAVES = ((5, 6), (5, 24), (5, 4))  # seconds, people
 PERCENTS = (50, 95, 99)
 
@@ -48,7 +53,7 @@ def build() -> tuple[EngineMetrics, object]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
     memory = SlotMemory(model.config, SEATS)
-    scheduler = ContinuousScheduler(memory.plan(), SEATS, 256)
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, BUDGET)
     runner = ModelRunner([EagerWay(model, memory)], memory)
     engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = EngineMetrics(engine, MODEL)
@@ -68,6 +73,9 @@ def main() -> None:
         serve(app, HOST, 8000)
         return
 
+    OUT.mkdir(exist_ok=True)
+    trace = Trace(open_trace(TRACE), metrics.engine.scheduler.cache, budget=lambda: BUDGET)
+    metrics.engine.listeners.add(trace)
     crowds = ", then ".join(f"{people} people" for _, people in WAVES)
     title(console, f"1. {crowds}, for an engine with {SEATS} places")
     with served(app) as address, ThreadPoolExecutor(1) as pool:
@@ -92,7 +100,12 @@ def main() -> None:
         "it is all that Prometheus is told."
     )
 
-    title(console, "3. Does it add up?")
+    title(console, "3. Where the time went, from the trace")
+    trace.close()
+    console.print(trace_view(trace_figures(read_trace(TRACE))))
+    console.print(f"\nEach step and each request: open {TRACE.relative_to(ROOT)} at https://ui.perfetto.dev")
+
+    title(console, "4. Does it add up?")
     same = add_up(console, crowd, answer)
     figures = {"waits_seconds": waits, "adds_up": same, "ended": answer["ended"], "totals": answer["totals"]}
     path = record(

@@ -1,4 +1,5 @@
-"""Two models of other families, beside Hugging Face, and under everything that nineteen parts have brought.
+"""A Llama that speaks, and three with a mistake that fails nowhere; two other models beside Hugging Face, and
+under everything that nineteen parts have brought.
 
 python -m parts run 20
 """
@@ -7,7 +8,9 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -21,6 +24,7 @@ from benchmarks.part20_models import FAMILIES, blurred, reader  # noqa: E402
 from benchmarks.record import OUT, RESULTS, record  # noqa: E402
 from engine import LLM, SamplingParams  # noqa: E402
 from engine.decoding.greedy import FullForward, generate  # noqa: E402
+from engine.models import llama  # noqa: E402
 from engine.models.config import ModelConfig, architecture  # noqa: E402
 from engine.models.known_shapes import SHAPES, known_shapes  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
@@ -36,6 +40,8 @@ ENDINGS = ("One day", "Her dog", "The sun was", "She had a map, and a map, and a
 TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 DRAFT = "twin"  # a folder beside the model's
+REQUEST = "Tell me a story about a dog and a red ball"
+SPOKEN = SamplingParams(temperature=0.7, seed=1, max_tokens=60)
 # From one token on: random weights repeat nothing longer. What is proposed is nearly always wrong, then.
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 COMMON = {"device": "cpu", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 4}
@@ -66,19 +72,66 @@ def main() -> None:
         with console.status("Hugging Face makes two models with random weights"):
             for family, folder in folders.items():
                 blurred(reader(family, folder), folder / DRAFT)
-        title(console, "1. A query and a key, four tokens apart, here and a thousand tokens further on")
-        figures = {"distance": distance(console)}
-        title(console, "2. The numbers are Hugging Face's (fp32, 64 random tokens)")
+        title(console, "1. A Llama tells a story; three others have one mistake each, and nothing fails")
+        figures: dict = {"stories": stories(console)}
+        title(console, "2. A query and a key, four tokens apart, here and a thousand tokens further on")
+        figures["distance"] = distance(console)
+        title(console, "3. The numbers are Hugging Face's (fp32, 64 random tokens)")
         figures["hugging_face"] = beside(console, folders)
-        title(console, "3. The tokens of Part 2's loop, whatever the engine does around the model")
+        title(console, "4. The tokens of Part 2's loop, whatever the engine does around the model")
         figures["under"] = {family: under(console, family, folder) for family, folder in folders.items()}
-    title(console, "4. Shapes that run without a download (--load-format dummy)")
+    title(console, "5. Shapes that run without a download (--load-format dummy)")
     shapes(console)
-    title(console, "5. What the parts are worth (recorded)")
+    title(console, "6. What the parts are worth (recorded)")
     recorded(console)
     workload = {"families": list(FAMILIES), "prompts": len(ENDINGS), "tokens": TOKENS}
     path = record("part20", "Is another architecture one file?", workload, figures, folder=OUT)
     console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
+
+
+def stories(console: Console) -> dict[str, str]:
+    """What storyteller-llama says, as it is and with one mistake in the code that computes it."""
+    told: dict[str, str] = {}
+    for name, mistake in MISTAKES.items():
+        with mistake:
+            llm = LLM("storyteller-llama", **COMMON)
+            (output,) = llm.chat([{"role": "user", "content": REQUEST}], SPOKEN, use_tqdm=False)
+        told[name] = output.outputs[0].text
+    table = Table(*told, box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_row(*told.values())
+    console.print(f"[bold]{REQUEST}[/]\n")
+    console.print(table)
+    return told
+
+
+def neighbours(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """`rotate` as the paper has it: numbers 0 and 1 are a pair, 2 and 3 are the next."""
+    cos, sin = angles
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+
+
+def values_for_keys(config: llama.LlamaConfig) -> dict[str, llama.Place]:
+    """`places` with the rows of keys and of values exchanged."""
+    table = dict(right_places(config))
+    for name in [name for name in table if ".k_proj." in name]:
+        other = name.replace(".k_proj.", ".v_proj.")
+        table[name], table[other] = table[other], table[name]
+    return table
+
+
+def only_weights(self: llama.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """`RMSNorm.forward` without its division."""
+    return x * self.weight
+
+
+right_places = llama.places
+MISTAKES: dict[str, AbstractContextManager] = {
+    "as it is": nullcontext(),
+    "neighbours are a pair": patch.object(llama, "rotate", neighbours),
+    "values in the keys' rows": patch.object(llama, "places", values_for_keys),
+    "no division in the norm": patch.object(llama.RMSNorm, "forward", only_weights),
+}
 
 
 def distance(console: Console) -> list[float]:

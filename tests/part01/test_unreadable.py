@@ -88,6 +88,12 @@ def test_what_is_no_regular_file_is_refused_unopened(folder, file, kind):
     assert refused(READERS[file], folder) == f"{folder / file}: not a regular file"
 
 
+def test_weights_in_a_pipe_are_none(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "no weights" in refused(load_model, folder)
+
+
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
 def test_a_file_of_settings_that_is_too_large_is_refused_unread(folder, file):
     with (folder / file).open("wb") as sparse:

@@ -70,6 +70,23 @@ def test_options_of_json_have_no_use_without_it(options):
         StructuredOutputsParams(regex="a", **options)
 
 
+def test_a_beginning_is_a_text_beside_any_constraint():
+    for field in ONE:
+        params = StructuredOutputsParams(**{field: ONE[field]}, prefix="a")
+        assert repr(params) == f"StructuredOutputsParams({field}={ONE[field]!r}, prefix='a')"
+        assert params == StructuredOutputsParams(**{field: ONE[field]}).behind("a")
+        assert params.behind("") == StructuredOutputsParams(**{field: ONE[field]}), "no beginning at all"
+    for wrong, says in (
+        ("", "at least one character"), (5, "a text of"), ("a" * 70_000, "70000 characters; at most 65536"),
+        ("\ud800", "a lone surrogate"),
+    ):  # fmt: skip
+        with pytest.raises(StructureError, match=rf"structured_outputs\.prefix.*{says}") as caught:
+            StructuredOutputsParams(regex="a", prefix=wrong)
+        assert caught.value.field == "prefix"
+    with pytest.raises(StructureError, match="given are: none"):
+        StructuredOutputsParams(prefix="a")
+
+
 def test_a_flag_is_true_or_false_and_whitespace_is_said_once():
     with pytest.raises(StructureError, match="disable_fallback='yes': true or false"):
         StructuredOutputsParams(json={}, disable_fallback="yes")

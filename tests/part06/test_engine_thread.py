@@ -220,7 +220,7 @@ def test_a_step_wakes_an_event_loop_once_however_many_read_there(fake_engine, wo
             await asyncio.gather(*asking)
 
     asyncio.run(run())
-    assert 1 <= woken.count("_hand_out") <= 20, "20 steps with 160 outputs: a call for each step, at most"
+    assert 1 <= woken.count("_deliver") <= 20, "20 steps with 160 outputs: a call for each step, at most"
 
 
 def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engine, gate, woken):
@@ -234,7 +234,7 @@ def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engin
         return await read(stream)
 
     assert asyncio.run(run())[-1].finished
-    assert woken.count("_hand_out") <= 3, "19 steps were delivered one by one to a loop that could not listen"
+    assert woken.count("_deliver") <= 3, "19 steps were delivered one by one to a loop that could not listen"
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["still waits", "has gone"])

@@ -168,7 +168,7 @@ def test_a_reader_whose_loop_has_closed_on_something_unread_is_aborted(engine, g
     gate.allow(1)
     loop.run_until_complete(anext(stream))
     gate.allow(1)
-    wait_until(lambda: stream._mailbox.post._news)  # the loop does not turn: nobody hands it out
+    wait_until(lambda: stream._mailbox.post._unsent)  # the loop does not turn: nobody hands it out
     loop.close()
     gate.allow(2)
     wait_until(lambda: not engine.engine.has_unfinished_requests())

@@ -114,7 +114,7 @@ def test_a_broken_count_or_table_is_seen(breaks, words):
     cache, watch, *seqs = scene()
     breaks(cache, *seqs)
     if breaks is shares_a_block_that_is_not_full:
-        watch._before.clear()  # else the replaced table is seen first
+        watch._last_tables.clear()  # else the replaced table is seen first
     with pytest.raises(InvariantError, match=words):
         watch.check()
 

@@ -93,11 +93,12 @@ def test_a_row_does_not_depend_on_the_others(method):
 
 @needs_fbgemm
 @pytest.mark.parametrize("T", [1, 5, fbgemm.SCRATCH_ROWS, fbgemm.SCRATCH_ROWS + 1, 100])
-@pytest.mark.parametrize("make", [fbgemm._lean, fbgemm._prepacked])
+@pytest.mark.parametrize("make", [fbgemm._low_overhead_product, fbgemm._stable_api_product])
 @torch.inference_mode()
 def test_fbgemm_multiplies_the_very_codes(make, T):
     """Garbage comes without an error here, so values are compared."""
-    if make is fbgemm._lean and not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+    has_functions = hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation")
+    if make is fbgemm._low_overhead_product and not has_functions:
         pytest.skip("this PyTorch has only the way that stays")
     most = fbgemm.max_activation_level()
     codes = torch.randint(-127, 128, (20, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
@@ -166,7 +167,7 @@ def test_every_way_by_rows(ways, piece, monkeypatch):
     assert torch.allclose(ways(made.codes, made.scale, made.bias).product(x), made.plain(x), atol=1e-3)
 
 
-@pytest.mark.parametrize("ways", [cpu._halves, cpu._aten_by_groups])
+@pytest.mark.parametrize("ways", [cpu._even_and_odd, cpu._aten_by_groups])
 @pytest.mark.parametrize("piece", [256, 2**18])
 @torch.inference_mode()
 def test_every_way_by_groups(ways, piece, monkeypatch):
@@ -266,12 +267,12 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(shape, method, c, monke
 def test_pytorchs_kernels_are_for_bf16(dtype, rows_of_w, way, monkeypatch):
     """In fp32 they take a hundred times as long as ours."""
     chosen = []
-    for name in ("_aten_by_groups", "_halves", "_aten_by_rows", "_by_pieces"):
+    for name in ("_aten_by_groups", "_even_and_odd", "_aten_by_rows", "_by_pieces"):
         monkeypatch.setattr(cpu, name, lambda *_, name=name: chosen.append(name) or cpu.Packed(abs, 0))
     bias = torch.zeros(rows_of_w, dtype=getattr(torch, dtype))
     packed, scale = torch.zeros(rows_of_w, 32, dtype=torch.uint8), torch.zeros(rows_of_w, 1)
     cpu.by_groups(packed, 64, scale, scale, bias, 64)
-    assert chosen == ["_aten_by_groups" if way == "aten" else "_halves"]
+    assert chosen == ["_aten_by_groups" if way == "aten" else "_even_and_odd"]
     cpu.by_rows(torch.zeros(rows_of_w, 64, dtype=torch.int8), scale[:, 0], bias, own_layout=False)
     assert chosen[1] == ("_by_pieces" if dtype == "float32" else "_aten_by_rows")
 

@@ -1,6 +1,7 @@
 """What PEFT has saved is read as PEFT means it, or refused in words."""
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -218,6 +219,21 @@ def test_a_truncated_file_is_refused(folder, config, kept):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:kept])
     refused(folder, config, WEIGHTS, "truncated or not a safetensors file")
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", WEIGHTS])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_regular_file_is_refused_unopened(folder, config, file, kind):
+    """A pipe may never answer: this load would hang, and all that wait behind it."""
+    (folder / file).unlink()
+    os.mkfifo(folder / file) if kind == "pipe" else (folder / file).symlink_to("/dev/zero")
+    refused(folder, config, file, "not a regular file")
+
+
+def test_settings_that_are_too_large_are_refused_unread(folder, config):
+    with (folder / "adapter_config.json").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    refused(folder, config, "adapter_config.json", "at most 268,435,456 are accepted")
 
 
 A_NAME = "base_model.model.transformer.h.1.mlp.c_proj.lora_A.weight"

@@ -141,7 +141,7 @@ def test_metrics_of_all_replicas_are_one_text(replica):
         Gauge("memory", "Bytes.", registry=registry).set(10 * tokens)
         return list(registry.collect())
 
-    text = generate_latest(replica.gathered({1: collected(2), 0: collected(1)})).decode()
+    text = generate_latest(replica.merged({1: collected(2), 0: collected(1)})).decode()
     assert text.count("# HELP vllm:tokens_total Tokens.") == 1
     assert (
         'vllm:tokens_total{engine="0",model_name="m"} 1.0\nvllm:tokens_total{engine="1",model_name="m"} 2.0'

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.parallel.executor import LeadingExecutor, LedStep, SharedTokens, ToldWay, follow
+from engine.parallel.executor import LeadingExecutor, SharedTokens, StepOnAllRanks, WayByNumber, follow
 from engine.parallel.group import SUM_SECONDS
 from engine.parallel.launch import RankLost
-from engine.parallel.orders import STEP, STOP, step_bytes, step_from, write_order
+from engine.parallel.orders import STEP, STOP, step_from, step_payload, write_order
 from engine.parallel.rank import Rank
 from tests.partA.test_orders import NUMBERS
 
@@ -27,7 +27,7 @@ class Workers:
     def __init__(self) -> None:
         self.log: list = []
 
-    def tell(self, kind, payload=b""):
+    def send_order(self, kind, payload=b""):
         self.log.append(("told", kind, payload))
 
     def wait_for(self, is_done, seconds):
@@ -37,7 +37,7 @@ class Workers:
         self.log.append("stopped")
 
     @contextmanager
-    def together(self):
+    def raising_rank_lost(self):
         try:
             yield
         except Exception as error:
@@ -64,9 +64,9 @@ def test_a_step_is_told_with_its_way_and_then_begun_and_watched(batch):
     runner = Runner(workers.log)
     step = LeadingExecutor(runner, workers, None).submit(batch)
     numbers = [*NUMBERS[:5], 0, 1, *NUMBERS[7:]]  # sequences are numbered from 0 on
-    assert workers.log == [("told", STEP, step_bytes(1, np.array(numbers))), "submitted"]
+    assert workers.log == [("told", STEP, step_payload(1, np.array(numbers))), "submitted"]
     workers.log.clear()
-    assert isinstance(step, LedStep)
+    assert isinstance(step, StepOnAllRanks)
     step.result()
     assert workers.log == [("waited", step.step.is_done, SUM_SECONDS), "read"], "the wait comes first"
 
@@ -114,10 +114,10 @@ def test_tokens_of_a_step_with_drafts_are_not_sent():
 def test_another_rank_computes_each_step_by_the_way_it_is_told(batch):
     orders, seen = io.BytesIO(), []
     for way in (1, 0, 1):
-        write_order(orders, STEP, step_bytes(way, np.array(NUMBERS)))
+        write_order(orders, STEP, step_payload(way, np.array(NUMBERS)))
     write_order(orders, STOP)
     orders.seek(0)
-    way = ToldWay([lambda batch: seen.append("first"), lambda batch: seen.append("second")])
+    way = WayByNumber([lambda batch: seen.append("first"), lambda batch: seen.append("second")])
     assert way.fits(batch), "rank 0 has decided"
     follow(SimpleNamespace(ways=[way], submit=way), None, orders)
     assert seen == ["second", "first", "second"]
@@ -126,7 +126,9 @@ def test_another_rank_computes_each_step_by_the_way_it_is_told(batch):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_a_rank_makes_of_its_runner(rank):
     """Only rank 0 chooses and scores; all keep rank 0's tokens."""
-    group = SimpleNamespace(rank=rank, size=2, device=torch.device("cpu"), smallest=None, sum=None)
+    group = SimpleNamespace(
+        rank=rank, size=2, device=torch.device("cpu"), all_reduce_min=None, all_reduce_sum=None
+    )
     workers = Workers() if rank == 0 else None
     runner = SimpleNamespace(ways=["graphs", "eager"], select="draws", scores=["scores"], last_tokens="last")
     part = Rank(group, workers)
@@ -141,6 +143,6 @@ def test_what_a_rank_makes_of_its_runner(rank):
         assert executor is runner
         assert runner.scores == [], "no logits are here that could be scored"
         (way,) = runner.ways
-        assert (type(way), way.ways) == (ToldWay, ["graphs", "eager"])
+        assert (type(way), way.ways) == (WayByNumber, ["graphs", "eager"])
     group.device = torch.device("cuda:0")
     assert Rank(group, workers).num_on_host == 1, "each has a GPU"

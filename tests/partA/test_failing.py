@@ -188,8 +188,21 @@ def test_health_says_it_with_the_news():
 
 def test_served_and_killed_in_a_step(tmp_path):
     """Readers get an error, streaming and not, and never a 200 that says "abort"; the exit code is 1."""
+    whole = []
     with server(tmp_path) as (process, url, log):
         (worker,) = workers_of(process.pid)
+
+        def read_whole() -> None:
+            eight = LONG | {"n": 8, "temperature": 1, "max_tokens": 450}
+            whole.append(httpx.post(url + "/v1/completions", json=eight, timeout=DEADLINE))
+
+        def is_running_there() -> bool:
+            text = httpx.get(url + "/metrics").text
+            return re.search(r"vllm:num_requests_running\{.*\} [1-9]", text) is not None
+
+        reader = threading.Thread(target=read_whole)
+        reader.start()
+        wait_until(is_running_there)
         with (
             httpx.Client(base_url=url, timeout=DEADLINE) as client,
             client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer,
@@ -198,7 +211,10 @@ def test_served_and_killed_in_a_step(tmp_path):
             next(lines)
             os.kill(worker, signal.SIGKILL)
             told = [json.loads(line) for line in lines if line != "[DONE]"]
+        reader.join(DEADLINE)
         assert told[-1]["error"]["code"] == "engine_error", told[-1]
+        assert whole[0].status_code == 500, whole[0].text
+        assert whole[0].json()["error"]["code"] == "engine_error", whole[0].text
         assert process.wait(DEADLINE) == 1
         assert "signal 9" in log.read_text()
 

@@ -111,7 +111,7 @@ def models(request, tmp_path):
     whole, parts = load_model(folder, "cpu", "float32"), []
     for rank in range(2):
         part = load_model(folder, "cpu", "float32", sharding=Shards(rank, 2))
-        parts.append(sum_over_ranks(part, SimpleNamespace(rank=rank, sum=None)))
+        parts.append(sum_over_ranks(part, SimpleNamespace(rank=rank, all_reduce_sum=None)))
     return whole, parts
 
 
@@ -164,4 +164,4 @@ def test_kernels_that_know_no_sum_do_not_take_a_part(models, tmp_path):
     gpt2 = reference.save(reference.random_gpt2(n_embd=64, n_head=4), tmp_path / "gpt2")
     whole, cut = (load_model(gpt2, "cpu", "float32", sharding=s) for s in (None, Shards(0, 2)))
     assert SingleRow.fits(whole)
-    assert not SingleRow.fits(sum_over_ranks(cut, SimpleNamespace(rank=0, sum=None)))
+    assert not SingleRow.fits(sum_over_ranks(cut, SimpleNamespace(rank=0, all_reduce_sum=None)))

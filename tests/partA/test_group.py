@@ -23,8 +23,8 @@ from engine.parallel.group import Group
 from tests.partA.test_group import listens_on
 group = Group(1, 2, sys.argv[1], torch.device("cpu"), "gloo")
 own = torch.tensor([4.0, -2.0])
-given = [group.sum(own.clone()), group.max(own), group.broadcast(own.clone())]
-given.append(torch.tensor(group.smallest(3)))
+given = [group.all_reduce_sum(own.clone()), group.all_reduce_max(own), group.broadcast(own.clone())]
+given.append(torch.tensor(group.all_reduce_min(3)))
 print(json.dumps([[x.tolist() for x in given], listens_on()]), flush=True)
 group.close()
 """
@@ -61,8 +61,13 @@ def test_what_two_ranks_give_and_get(tmp_path, monkeypatch):
         group = Group(0, 2, store, CPU, "gloo")
         own = torch.tensor([1.0, 5.0])
         summed = own.clone()
-        assert group.sum(summed) is summed, "in place"
-        mine = [summed, group.max(own), group.broadcast(own.clone()), torch.tensor(group.smallest(7))]
+        assert group.all_reduce_sum(summed) is summed, "in place"
+        mine = [
+            summed,
+            group.all_reduce_max(own),
+            group.broadcast(own.clone()),
+            torch.tensor(group.all_reduce_min(7)),
+        ]
         opened = listens_on()[len(listening) :]
         group.close()
         theirs, opened_there = json.loads(other.communicate()[0])
@@ -77,7 +82,7 @@ def test_what_two_ranks_give_and_get(tmp_path, monkeypatch):
 def test_a_second_group_is_refused_and_the_first_goes_on(alone, tmp_path):
     with pytest.raises(RuntimeError, match="in use in this process, by another engine"):
         Group(0, 1, str(tmp_path / "second"), CPU, "gloo")
-    assert alone.sum(torch.ones(1)).item() == 1
+    assert alone.all_reduce_sum(torch.ones(1)).item() == 1
 
 
 def test_a_rank_that_does_not_join_in_time_leaves_nothing(tmp_path, monkeypatch):

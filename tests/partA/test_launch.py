@@ -73,8 +73,8 @@ def test_nothing_is_left_after_a_stop(start):
     workers.wait_until_ready()
     folder = Path(workers.store).parent
     at_end = []
-    workers.at_end(lambda: at_end.append(True))
-    workers.tell(STEP, b"12345678")
+    workers.on_stop(lambda: at_end.append(True))
+    workers.send_order(STEP, b"12345678")
     begin = time.monotonic()
     workers.stop()
     workers.stop()
@@ -85,7 +85,7 @@ def test_nothing_is_left_after_a_stop(start):
     wait_until(lambda: threading.active_count() == threads)
     assert open_files() == before
     with pytest.raises(RankLost, match="has been shut down"):
-        workers.tell(STEP)
+        workers.send_order(STEP)
 
 
 def test_a_rank_that_ends_is_told_once_and_then_always(start):
@@ -102,7 +102,7 @@ def test_a_rank_that_ends_is_told_once_and_then_always(start):
     wait_until(lambda: told)
     words = rf"rank 2 \(process {second.process.pid}\) has ended: signal 9"
     began = []
-    with pytest.raises(RankLost, match=words), workers.together():
+    with pytest.raises(RankLost, match=words), workers.raising_rank_lost():
         began.append("a step, though a rank is lost")
     assert began == []
     os.kill(third.process.pid, signal.SIGKILL)
@@ -146,10 +146,27 @@ def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, mon
     begin = time.monotonic()
     workers = start(2)
     workers.wait_until_ready()
-    workers.tell(STEP, b"1234")  # rank 1 ends
-    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended: exit code 3"), workers.together():
+    workers.send_order(STEP, b"1234")  # rank 1 ends
+    with (
+        pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended: exit code 3"),
+        workers.raising_rank_lost(),
+    ):
         raise RuntimeError("connection reset by peer")
     assert time.monotonic() - begin < 30, "the news ends the wait"
+
+
+def test_who_waits_for_the_cause_hears_of_it_before_the_callbacks_have_returned(start, monkeypatch):
+    """The engine's callback waits until the thread that steps has ended."""
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
+    workers, has_failed, told = start(2), threading.Event(), []
+    workers.wait_until_ready()
+    workers.on_lost(lambda error: told.append(has_failed.wait(30)))
+    workers.tell(STEP, b"1234")  # rank 1 ends
+    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended"), workers.together():
+        raise RuntimeError("connection reset by peer")
+    has_failed.set()
+    wait_until(lambda: told)
+    assert told == [True], "the callback and the step have waited for each other"
 
 
 @pytest.mark.parametrize("code", [0, 7])
@@ -216,20 +233,20 @@ def test_a_fork_leaves_the_ranks_to_the_process_that_made_them(start):
     if not (child := os.fork()):
         signal.alarm(20)
         try:
-            workers.tell(STEP, b"1234")
+            workers.send_order(STEP, b"1234")
         except RankLost as error:
             workers.stop()
             os._exit(0 if "forked" in str(error) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    workers.tell(STEP, b"12345678")
+    workers.send_order(STEP, b"12345678")
     assert all(worker.process.poll() is None for worker in workers.workers)
 
 
 def test_an_order_goes_to_every_rank(start):
     workers = start()
-    workers.tell(STEP, b"1234")  # each ends
+    workers.send_order(STEP, b"1234")  # each ends
     assert [worker.process.wait(DEADLINE) for worker in workers.workers] == [3, 3]
 
 

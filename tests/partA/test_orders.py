@@ -14,8 +14,8 @@ from engine.parallel.orders import (
     STEP,
     STOP,
     SequenceNumbers,
-    adapter_bytes,
-    adapter_from,
+    adapter_payload,
+    read_adapter_payload,
     read_orders,
     step_from,
     step_numbers,
@@ -158,7 +158,7 @@ def test_an_adapter_comes_back_as_it_went():
     )
     adapter = Adapter(2, 0.1, {"blocks.0.attention.qkv": parts, "blocks.0.mlp.up": (Factors(
         torch.randn(2, 3), torch.randn(5, 2)),)})  # fmt: skip
-    slot, back = adapter_from(adapter_bytes(3, adapter))
+    slot, back = read_adapter_payload(adapter_payload(3, adapter))
     assert (slot, back.rank, back.scale) == (3, 2, 0.1)
     assert list(back.layers) == sorted(adapter.layers)
     for name, factors in adapter.layers.items():

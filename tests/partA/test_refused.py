@@ -1,5 +1,5 @@
 """What cannot be had with several ranks is refused in a line, before a process is started; what others start
-with.
+with, and what the doctor says could be had.
 """
 
 from contextlib import contextmanager
@@ -10,11 +10,13 @@ import torch
 
 from benchmarks.part20_models import random_model
 from engine import LLM, EngineArgs
+from engine.cli.many_devices import findings
 from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from engine.parallel.launch import RankLost, Workers
 from engine.parallel.shards import Shards
-from engine.wiring import compose, many_devices
+from engine.wiring import compose, compose_cache, many_devices
 from tests.part01 import reference
 from tests.system.ready import ruvon
 
@@ -93,6 +95,26 @@ def test_an_engine_that_cannot_be_made_leaves_no_rank(monkeypatch):
     assert ended == [True]
 
 
+def test_the_doctor_says_which_numbers_of_ranks_a_model_may_have(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (message,) = [message for name, ok, message in findings() if name == "several devices"]
+    assert "storyteller on 1, 2, 4;" in message, "4 heads"
+    assert message.endswith("; here on the CPU, a process for each")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert any(message.endswith("; 4 GPUs here") for _, _, message in findings())
+
+
+def test_ranks_on_one_machine_divide_its_memory_among_them(monkeypatch):
+    """A share of the machine's memory is all ranks' together, and not each one's."""
+    monkeypatch.setattr(compose_cache, "memory_of", lambda device: (2**20, 2**21))
+    parameter, config = torch.zeros(1), ModelConfig.from_pretrained("storyteller")
+    sizes = compose_cache.Sizes(max_num_seqs=100, max_num_batched_tokens=100, max_model_len=512)
+    for share, of_all in {0.25: 2**18, None: int(compose_cache.MEMORY_SHARE * 2**20)}.items():
+        args = EngineArgs(gpu_memory_utilization=share)
+        told = [compose_cache.kv_cache_bytes(args, [config], sizes, parameter, size) for size in (1, 2, 4)]
+        assert told == [of_all, of_all // 2, of_all // 4]
+
+
 def test_on_the_command_line():
     done = ruvon("serve", "--tensor-parallel-size", "5", "--device", "cpu")
     assert done.returncode == 1
@@ -165,13 +187,13 @@ def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
             pass
 
         @contextmanager
-        def together(self):
+        def raising_rank_lost(self):
             try:
                 yield
             except Exception as error:
                 raise RankLost("rank 1 has ended") from error
 
-        def at_end(self, callback):
+        def on_stop(self, callback):
             callback()
 
         def stop(self):
@@ -180,7 +202,9 @@ def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
     def load(args, rank):
         raise error
 
-    group = SimpleNamespace(rank=0, size=2, device=torch.device("cpu"), smallest=None, sum=None)
+    group = SimpleNamespace(
+        rank=0, size=2, device=torch.device("cpu"), all_reduce_min=None, all_reduce_sum=None
+    )
     group.close = lambda: stopped.append("group")
     monkeypatch.setattr(many_devices, "Workers", Started)
     monkeypatch.setattr(many_devices, "Group", lambda *_: group)

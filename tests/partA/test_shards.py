@@ -171,7 +171,7 @@ def test_the_codes_of_a_part_are_those_of_the_whole(folder):
 
 def test_the_largest_of_a_row_over_the_ranks():
     class Group:
-        def max(self, x):
+        def all_reduce_max(self, x):
             return torch.maximum(x, torch.tensor([4.0, 9.0]))
 
     weight = torch.tensor([[1.0, -5.0], [2.0, 3.0]])
@@ -199,7 +199,7 @@ def together(parts, token_ids, positions):
         def __init__(self, rank):
             self.rank = rank
 
-        def sum(self, x):
+        def all_reduce_sum(self, x):
             terms[self.rank] = x
             barrier.wait()
             total = terms[0] + terms[1]
@@ -224,7 +224,7 @@ def test_only_rank_0_keeps_the_output_layer(folder):
     class Alone:
         rank, size = 1, 2
 
-        def sum(self, x):
+        def all_reduce_sum(self, x):
             return x
 
     part = sum_over_ranks(load_model(folder, sharding=Shards(1, 2)), Alone())

@@ -54,7 +54,7 @@ TEMPLATE = ChatTemplate(
 )
 
 
-def refuses_unique_items(params) -> None:
+async def refuses_unique_items(params) -> None:
     """A compiler that knows one keyword too few."""
     if "uniqueItems" in params.schema_text():
         raise ParameterError("structured_outputs", "structured_outputs.json: uniqueItems is unknown at #/x")

@@ -4,6 +4,7 @@ A client that is not installed is left out. The extra clients brings those besid
 environment of its own: RUVON_CLIENTS_PYTHON names its interpreter.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import LLM, SamplingParams
 from engine.demo.server import served
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,6 +24,7 @@ CLIENTS = {  # script: (the package that it needs, what it must have printed)
     ),
     "with_litellm.py": ("litellm", ["call: add {", "streamed: add {", "schema: {"]),
     "with_llamaindex.py": ("llama_index", ["structured: a=", "call: add {"]),
+    "with_lm_eval.py": ("lm_eval", ["accuracy: 1.0", 'log likelihoods: {" girl": -', 'text: "The dog was']),
 }  # fmt: skip
 PYTHON = os.environ.get("RUVON_CLIENTS_PYTHON", sys.executable)
 FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "json"]
@@ -53,6 +56,26 @@ def test_a_client_gets_calls_and_structures_that_fit(base_url, name):
     said = run(EXAMPLES / "clients" / name, base_url)
     for word in words:
         assert word in said
+
+
+def test_lm_evals_log_likelihoods_are_the_engines(base_url):
+    """Those of words that the script prints, against the prompt's log probabilities, offline."""
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"
+    if subprocess.run([PYTHON, "-c", find]).returncode:
+        pytest.skip("lm_eval is not installed: it is in the extra clients")
+    said = run(EXAMPLES / "clients" / "with_lm_eval.py", base_url)
+    lines = [line for line in said.splitlines() if line.startswith("log likelihoods: ")]
+    words = json.loads(lines[1].removeprefix("log likelihoods: "))  # of the second question
+    llm = LLM("storyteller", device="cpu")
+    begins = llm.tokenizer.encode("The dog was happy. He wagged his")
+    for word, likelihood in words.items():
+        ids = llm.tokenizer.encode(word)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        (output,) = llm.generate({"prompt_token_ids": [*begins, *ids]}, params, use_tqdm=False)
+        scores = output.prompt_logprobs[len(begins) :]
+        expected = sum(scores[i][token_id].logprob for i, token_id in enumerate(ids))
+        assert likelihood == pytest.approx(expected, abs=0.01), word
+    assert len(words) == 2
 
 
 def test_an_agent_calls_its_tools_and_answers(base_url):

@@ -46,6 +46,10 @@ ASKED = {
         r'\{"name":"(\\?.){0,6}","age":(1|22|333)\}',
     ),
     "grammar": ({"structured_outputs": fits(grammar=LARK), "seed": 1}, " [bc] a( dog)?"),
+    "continued": (
+        {"structured_outputs": fits(regex=STORY, prefix=" The dog wa"), "seed": 5, "temperature": 0.8},
+        "s [a-z ]{5,30}\\.",
+    ),
     "poetry": ({"structured_outputs": fits(regex=STORY), "temperature": 0.7, "seed": 2}, STORY),
     "words": (
         {"structured_outputs": fits(choice=[" a dog", " a cat"]), "temperature": 0, "bad_words": ["dog"]},
@@ -136,7 +140,7 @@ def test_steps_ahead_drafts_scores_and_adapters_change_nothing(plain, ahead, spe
 
 def test_both_backends_say_the_same():
     """Draws are a function of a row's probabilities, so equal masks give equal tokens."""
-    names = ("three", "greedy", "poetry", "words", "penalties")
+    names = ("three", "greedy", "continued", "poetry", "words", "penalties")
     ours, theirs = (
         told(names, structured_outputs_config={"backend": backend}) for backend in ("ruvon", "guidance")
     )

@@ -197,7 +197,7 @@ def test_a_place_that_would_take_too_long_to_find_is_left_above(monkeypatch):
 
 
 def test_what_was_compiled_is_kept_for_the_next_and_the_oldest_is_dropped(monkeypatch):
-    monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(module, "MAX_CACHED", 2)
     compiler = Compiler(TOKENIZER, EOS, StructuredOutputsConfig())
     a, b, c = ({"type": "string", "maxLength": i} for i in (1, 2, 3))
     first = compiler.compile(StructuredOutputsParams(json=a))
@@ -206,7 +206,7 @@ def test_what_was_compiled_is_kept_for_the_next_and_the_oldest_is_dropped(monkey
     )
     assert compiler.compile(StructuredOutputsParams(json=a, disable_any_whitespace=True)) is not first
     compiler.compile(StructuredOutputsParams(json=b)), compiler.compile(StructuredOutputsParams(json=c))
-    assert len(compiler._kept) == 2
+    assert len(compiler._cache) == 2
     assert compiler.compile(StructuredOutputsParams(json=a)) is not first
 
 

@@ -144,6 +144,8 @@ REFUSED = [
     ({"structured_outputs": {"choice": []}}, "at least 1 item"),
     ({"structured_outputs": {"structural_tag": "x"}}, "is not supported"),
     ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
+    ({"use_beam_search": True}, "is not supported: beam search takes a whole engine"),
+    ({"use_beam_search": True, "n": 2, "response_format": FORMAT}, "LLM.beam_search of Extension B"),
     ({"structured_outputs": {"regex": "a"}, "response_format": FORMAT}, "one is accepted"),
 ]
 

@@ -1,11 +1,12 @@
 """What a request with tools asks of the engine and of the template, without a server."""
 
+import asyncio
 import json
 
 import pytest
 
 from engine.decoding.chat_template import ChatTemplate, chat_prompt
-from engine.server.chat import prompt_ids
+from engine.server.chat import prompt_ids, read_prompt
 from engine.server.chat_request import ChatRequest, Message
 from engine.server.errors import RequestError
 from engine.server.tool_schemas import schema_of_calls
@@ -33,7 +34,7 @@ def refusal(**fields) -> RequestError:
     def ask() -> None:
         asked = body(**fields)
         chat.params(asked)
-        prompt_ids(asked, TOKENIZER, LONG, TEMPLATE, chat.extension)
+        asyncio.run(read_prompt(asked, TOKENIZER, LONG, TEMPLATE, chat.extension))
 
     with pytest.raises(RequestError) as caught:
         ask()

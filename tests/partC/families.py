@@ -114,6 +114,12 @@ CHANGES = {
     "Phi-3.5-MoE": "LayerNorm; experts; biases",
     "DeepSeek-V3": "keys and values from one narrow row; values shorter than keys; experts",
 }
+# Families of EQUAL that several ranks share (Extension A), by the library's own plan.
+SHARED = (
+    "Llama", "Llama 3.1's rotary scaling", "Llama, YaRN", "Qwen2, Qwen2.5", "Qwen3", "Mistral",
+    "Mistral, sliding window", "Gemma", "Gemma 2", "Gemma 3, text", "Phi", "SmolLM3", "GPT-NeoX, Pythia",
+    "Granite", "StarCoder 2", "Cohere", "Cohere 2", "Nemotron",
+)  # fmt: skip
 # Seeds of random weights with which the likeliest token is clear, where seed 0 has a near tie.
 SEEDS = {
     "Llama 3.1's rotary scaling": 3, "Qwen3-MoE": 1, "GPT-NeoX, Pythia": 3, "Granite": 4, "StarCoder 2": 2,

@@ -237,11 +237,6 @@ def test_code_that_comes_with_a_checkpoint_is_never_run(granite, tmp_path):
     assert not marker.exists()
 
 
-def test_several_devices_are_refused_before_a_process_is_started(granite):
-    with pytest.raises(ValueError, match="tensor_parallel_size=2: granite is computed by transformers"):
-        LLM(granite[0], tensor_parallel_size=2, **SMALL)
-
-
 def test_without_the_extension_the_option_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(EXTENSIONS, "C", "no_such_extension")
     assert EngineArgs().model_impl == "auto"

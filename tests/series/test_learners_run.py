@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from parts.manifest import load_parts
+from parts.mistakes import load_mistakes, make
 from parts.tree import start
 from tests.series.tiny import parts, python, write
 
@@ -114,6 +116,19 @@ def test_the_first_failure_in_that_order_is_shown_last_and_larger_files_do_not_r
         assert "2 fail for another reason" in said
         assert "Look here first: tests/part02/test_z_small.py::test_small\n" in said
         assert "later files were not run" not in said
+
+
+def test_the_block_at_the_end_holds_each_known_mistakes_words(repo, tmp_path):
+    """What parts/mistakes.py promises of each part, as a learner sees it."""
+    with_a_small_file(repo, 'assert words() == "two", "the word is two"')
+    x = finished(repo, tmp_path / "x")
+    solution, mistakes = (x / "engine/two.py").read_text(), load_mistakes(repo, load_parts(repo)[1])
+    for mistake in mistakes:
+        (x / "engine/two.py").write_text(make(mistake, solution))
+        said = python(x, "-m", "parts", "test", "2", PYTHONDONTWRITEBYTECODE="1").stdout
+        _, block = said.split("Look here first: ")
+        assert f"It checks {mistake.exercise}.\n" in block
+        assert mistake.says in block, f"{mistake.exercise}: {mistake.name}"
 
 
 def test_a_fixture_that_fails_in_a_large_file_is_not_shown_before_a_small_failure(repo, tmp_path):

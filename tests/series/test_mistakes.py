@@ -5,6 +5,7 @@ python -m parts mistakes 5                                      # the same, as a
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_each_exercise_has_its_mistakes(part):
     load_mistakes(ROOT, part)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("part", "mistake"), known())
 def test_the_mistake_is_rejected_in_its_words(warm, trees, part, mistake):
     verdict = judge(warm, trees(part, solved=True), part, mistake)
@@ -84,6 +86,25 @@ def test_a_rejection_that_teaches_nothing_is_a_problem(tiny, warm, monkeypatch, 
     verdict = judge(warm, tree, part, mistake)
     assert problem in str(verdict)
     assert str(verdict).startswith("engine/two.py:Two.value: 'a name': ")
+
+
+@pytest.mark.parametrize("says", ["the word is two", "it is no word at all"])
+def test_what_a_smaller_file_of_another_exercise_says_is_what_a_learner_is_shown(tiny, warm, says):
+    """A run takes the files of all exercises, from small to large. In this one the mistake shows first,
+    though its exercise does not name it.
+    """
+    _, part, tree = tiny
+    file = "tests/part02/test_other.py"
+    test = f"from engine.two import words\n\n\ndef test_it():\n    assert words() == 'two', {says!r}\n"
+    write(tree, file, test)
+    value, words = part.exercises
+    part = replace(part, exercises=(replace(value, tests=(file, *value.tests)), words))
+    assert part.test_files == (file, *words.tests)
+    mistake = Mistake("engine/two.py:words", "a name", '"two"', "the word is two", '"too"')
+    verdict = judge(warm, tree, part, mistake)
+    assert verdict.test == f"{file}::test_it"
+    assert says in verdict.says
+    assert bool(verdict.problem) == ("two" not in says)
 
 
 def test_a_mistake_that_breaks_the_import_is_a_problem(tiny, warm):

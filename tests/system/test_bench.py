@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine import LLM
-from engine.cli import bench, bench_report, bench_serve
+from engine.cli import bench, bench_report, bench_serve, bench_workload
 from engine.load.client import RequestRecord
 from engine.load.report import Limits, figures
 from engine.server.app import create_app
@@ -149,33 +149,34 @@ def test_known_times_in_known_numbers_out():
 
 
 def test_arrivals_and_lengths_are_drawn_from_the_seed():
-    arrivals = bench_serve._arrivals(200, 4.0, 1.0, Random(1))
-    assert arrivals == bench_serve._arrivals(200, 4.0, 1.0, Random(1)) == sorted(arrivals)
+    arrivals = bench_workload.draw_arrivals(200, 4.0, 1.0, Random(1))
+    assert arrivals == bench_workload.draw_arrivals(200, 4.0, 1.0, Random(1)) == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(200 / 4.0), "as vLLM scales them: the rate is what was asked for"
-    lengths = bench_serve._lengths(200, 20, 10, 0.5, Random(1))
-    assert lengths == bench_serve._lengths(200, 20, 10, 0.5, Random(1))
+    lengths = bench_workload.draw_lengths(200, 20, 10, 0.5, Random(1))
+    assert lengths == bench_workload.draw_lengths(200, 20, 10, 0.5, Random(1))
     assert {min(inputs for inputs, _ in lengths), max(inputs for inputs, _ in lengths)} == {10, 30}
     assert {min(outputs for _, outputs in lengths), max(outputs for _, outputs in lengths)} == {5, 15}
-    assert bench_serve._arrivals(5, math.inf, 1.0, Random(1)) == [0] * 5
+    assert bench_workload.draw_arrivals(5, math.inf, 1.0, Random(1)) == [0] * 5
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 9.0])
 def test_gaps_spread_as_a_gamma_distributions(burstiness):
     """Of shape k, the standard deviation is the mean by the root of k. One is Poisson."""
-    arrivals = bench_serve._arrivals(4000, 2.0, burstiness, Random(3))
+    arrivals = bench_workload.draw_arrivals(4000, 2.0, burstiness, Random(3))
     gaps = [later - earlier for earlier, later in pairwise(arrivals)]
     assert statistics.fmean(gaps) == pytest.approx(1 / 2, rel=0.1)
     assert statistics.stdev(gaps) == pytest.approx(1 / 2 / math.sqrt(burstiness), rel=0.1)
 
 
 def test_even_and_extreme_gaps():
-    assert bench_serve._arrivals(4, 2.0, math.inf, Random(0)) == [0.5, 1.0, 1.5, 2.0]
-    assert bench_serve._arrivals(3, 2.0, 1e-300, Random(0))[-1] == pytest.approx(1.5), "no division by 0"
+    assert bench_workload.draw_arrivals(4, 2.0, math.inf, Random(0)) == [0.5, 1.0, 1.5, 2.0]
+    extreme = bench_workload.draw_arrivals(3, 2.0, 1e-300, Random(0))
+    assert extreme[-1] == pytest.approx(1.5), "no division by 0"
 
 
 def test_with_a_tokenizer_a_prompt_has_exactly_its_length():
     encoder = Tokenizer.from_pretrained("storyteller")
-    write = bench_serve._writer("storyteller", Random(0))
+    write = bench_workload.prompt_writer("storyteller", Random(0))
     for num_tokens in (1, 2, 17, 200):
         assert len(encoder.encode(write(num_tokens))) == num_tokens
 

@@ -22,7 +22,7 @@ from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.utils.argparse_utils import FlexibleArgumentParser
 from engine.wiring.attention_kernel import NAMES
-from engine.wiring.devices import with_defaults
+from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import choices
 from engine.wiring.neutral_options import NEUTRAL
 

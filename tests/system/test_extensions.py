@@ -16,7 +16,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.main import add_commands_of_extensions
 from engine.cli.options import takes_engine_args
 from engine.wiring.devices import load_one_device
-from engine.wiring.extensions import EXTENSIONS, found, is_here
+from engine.wiring.extensions import EXTENSIONS, is_here, optional_module
 
 SMALL = {"model": "storyteller-draft", "device": "cpu"}
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -129,7 +129,7 @@ def test_one_device_asks_no_extension(present):
 
 
 def test_beam_search_is_refused_where_no_extension_brings_it(monkeypatch):
-    monkeypatch.setattr("engine.wiring.llm.found", lambda name: None)
+    monkeypatch.setattr("engine.wiring.llm.optional_module", lambda name: None)
     with pytest.raises(AttributeError, match="'beam_search': beam search comes with Extension B"):
         LLM(**SMALL).beam_search("a", None)
 
@@ -141,6 +141,6 @@ def test_beam_search_is_done_by_the_module_of_its_name(monkeypatch):
     module.__spec__ = ModuleSpec(name, None)
     module.beam_search = lambda engine, prompts, params, *options: (len(prompts), params, options)
     monkeypatch.setitem(sys.modules, name, module)
-    assert found("beam_search") is module
+    assert optional_module("beam_search") is module
     assert LLM(**SMALL).beam_search(["a", "b"], "params", concurrency_limit=2) == (2, "params", (False, 2))
-    assert found("no_such_module") is None
+    assert optional_module("no_such_module") is None

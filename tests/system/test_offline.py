@@ -249,7 +249,7 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
     config |= {"min_p": 0.1, "repetition_penalty": None}
     params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, max_tokens=3)
-    assert SamplingParams(**engine.decoding.params.recommended_params(config)) == params
+    assert SamplingParams(**engine.decoding.recommended.recommended_params(config)) == params
     llm = LLM("storyteller-draft")
     assert llm.get_default_sampling_params() == SamplingParams()
     monkeypatch.setattr(engine.wiring.generation_config, "read_json", lambda path: config)

@@ -103,7 +103,7 @@ def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, only_four,
     knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5} | only_four
     # Nobody names a seed (that would give the plain sampler's text), and the engine's are these.
     seeds = itertools.count()
-    monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: next(seeds))
+    monkeypatch.setattr("engine.core.submission.new_seed", lambda params: next(seeds))
     params = [SamplingParams(**knobs, max_tokens=4)] * 800
     llm = LLM(
         tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config | ALWAYS_DRAFT
@@ -244,7 +244,7 @@ def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
     assert 0 < table.seconds(1, 0) <= table.seconds(1, speculation.lengths.max_drafts) < 10, "seconds"
     assert_idle(engine)
     assert (speculation.tally.proposed, speculation.lengths.num_requests) == (0, 0)
-    assert (recorded.steps, engine._steps) == ([], 0), "nobody heard of it"
+    assert (recorded.steps, engine._num_steps) == ([], 0), "nobody heard of it"
     cache = engine.scheduler.cache
     assert cache.draft_progress == {}
     if kv_cache == "paged":

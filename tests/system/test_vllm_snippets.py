@@ -158,6 +158,12 @@ SNIPPETS = [
         "LLM(MODEL, max_logprobs=50)",
         "max_logprobs=50: 20 is accepted: a request may ask for 0 to 20 log probabilities a token",
     ),
+    refused(
+        "`LLM(m, logits_processors=[…])`, and in `SamplingParams`",
+        "SamplingParams(logits_processors=None)\nLLM(MODEL, logits_processors=['mine:Processor'])",
+        "logits_processors=['mine:Processor']: None and [] are accepted: a step is a record of numbers that "
+        "any process can compute, and a function is none",
+    ),
     runs(
         "`llm.chat(messages, params, False)`: `use_tqdm` by position",
         "found = llm.chat(messages, greedy, False) + llm.generate('a', greedy, False)",

@@ -1,0 +1,64 @@
+"""Long work of event loops, done in a thread one after the other. Part 6.
+
+The module promises that one piece of work is done at a time; that a bounded number waits; that work which
+several ask for at once is done once, for all of them; and that work whose callers have all left before its
+turn is not done. Several event loops may share the thread.
+"""
+
+import asyncio
+import threading
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from engine.decoding.params import NoRoomError
+from engine.requests.work import Work
+
+
+@dataclass
+class _Call:
+    """Work that is under way or waits, and how many callers wait for it."""
+
+    future: Future
+    num_callers: int = 0
+
+
+class OneAtATime:
+    """A thread that does work in the order in which it comes."""
+
+    def __init__(self, what: str, max_waiting: float) -> None:
+        """`what` names the things that wait, for an error message: "constraints"."""
+        self.what, self.max_waiting = what, max_waiting
+        self._calls: dict[Hashable, _Call] = {}
+        self._lock = threading.RLock()  # guards `_calls`; a future that is cancelled calls `_forget` at once
+        self._thread = ThreadPoolExecutor(1, what)
+
+    @property
+    def num_calls(self) -> int:
+        """How much work is under way or waits."""
+        return len(self._calls)
+
+    async def call(self, work: Work) -> Any:
+        """What the work's function returns or raises. Raises NoRoomError if `max_waiting` others wait."""
+        with self._lock:
+            call = self._calls.get(work.name)
+            if call is None:
+                if len(self._calls) > self.max_waiting:
+                    raise NoRoomError(f"{self.max_waiting} {self.what} wait for their turn already")
+                call = self._calls[work.name] = _Call(self._thread.submit(work.function))
+                call.future.add_done_callback(partial(self._forget, work.name, call))
+            call.num_callers += 1
+        try:
+            return await asyncio.shield(asyncio.wrap_future(call.future))
+        finally:
+            with self._lock:
+                call.num_callers -= 1
+                if not call.num_callers:
+                    call.future.cancel()  # which does nothing once the work has begun
+
+    def _forget(self, name: Hashable, call: _Call, _: Future) -> None:
+        with self._lock:
+            if self._calls.get(name) is call:
+                del self._calls[name]

@@ -1,0 +1,116 @@
+"""One rank's part of a model of transformers, cut as the library's own plan says. Extension C.
+
+A configuration of the library may have a plan, `base_model_tp_plan`: which linear layers several ranks cut by
+their outputs ("colwise"), and which by their inputs ("rowwise"), whose results are summed over the ranks.
+Promises that a model whose plan says more, or that does not run with a part of its layers, is refused by
+name. What a rank gets of a tensor, and the sums, are Extension A's: it knows a layer that is cut by its
+inputs by the end of its name, "rowwise".
+"""
+
+import re
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.models import transformers_survey
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.transformers_library import build, decoder_of, library_config
+from engine.models.weights import Place
+
+COLWISE, ROWWISE = "colwise", "rowwise"  # the library's names in its plans
+WHOLE = "replicated_with_grad_allreduce"  # every rank has all of it: the entry is about gradients alone
+
+
+class Part(Protocol):
+    """What of a tensor goes to one rank (`Sharding.shard` in loader.py)."""
+
+    def __call__(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor: ...
+
+
+def entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
+    """The entries of the plan that concern `body`: by the name of a module or a parameter. `hf_config` is the
+    library's configuration. Its class has the plan: config.json has no say in it.
+    """
+    plan = type(hf_config).base_model_tp_plan or {}  # "layers.*.mlp.up_proj": "colwise"
+    by_pattern: dict[str, list[str]] = {}
+    for name, _ in (*body.named_modules(), *body.named_parameters()):
+        by_pattern.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", name), []).append(name)
+    return {name: entry for pattern, entry in plan.items() for name in by_pattern.get(pattern, ())}
+
+
+def leaf(entry: str | None) -> str:
+    """The last part of the name of a linear layer with this entry of the plan, in our model."""
+    return ROWWISE if entry == ROWWISE else "linear"
+
+
+def refuse_undivided(config: ModelConfig, size: int) -> None:
+    """Raises CheckpointError, which names the layer and the entry of the plan, if `size` ranks cannot share
+    this model. Whether `size` divides the sizes in `config` is asked elsewhere (engine/parallel/shards.py).
+    """
+    subject = f"tensor_parallel_size={size}: {config.model_type} is computed by transformers"
+    hf_config = library_config(config.raw)
+    causal_lm = build(hf_config, "meta", torch.bfloat16, transformers_survey.NAME)
+    body = decoder_of(causal_lm)
+    if not (plan := entries(hf_config, body)):
+        raise CheckpointError(f"{subject}, which has no plan for several ranks of it (base_model_tp_plan)")
+    modules = dict(body.named_modules())
+    linears = {name for name, module in modules.items() if type(module) is nn.Linear}
+    for name in [*plan, *sorted(linears - plan.keys())]:
+        entry = plan.get(name)
+        if entry == WHOLE or (name in linears and entry in (COLWISE, ROWWISE)):
+            continue
+        says = f"has {entry!r} for" if entry else "says nothing of"
+        kind = "" if name in linears else f" ({type(modules.get(name, nn.Parameter())).__name__})"
+        supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
+        raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
+    heads = config.num_heads, config.num_kv_heads
+    if any(number % size for number in (*heads, config.intermediate_size)):
+        return  # the caller names what is not divided
+    try:
+        cut(causal_lm, size, _empty)
+        call, *_ = transformers_survey.survey(body, config.num_layers)
+        if (call.num_heads, call.num_kv_heads) != tuple(number // size for number in heads):
+            raise CheckpointError(f"it attends with {call.num_heads} and {call.num_kv_heads} heads")
+    except CheckpointError as error:
+        raise CheckpointError(f"{subject}, and in {size} parts it does not run: {error}") from None
+
+
+def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """The library's model, or one of `size` ranks' parts of it, without values in its weights."""
+    if size == 1:
+        return build(hf_config, device, dtype)
+    # The device need not hold the whole model. On the host, memory that nobody writes to is not taken.
+    causal_lm = build(hf_config, "meta" if torch.device(device).type == "meta" else "cpu", dtype)
+    cut(causal_lm, size, _empty)
+    return causal_lm.to(device)
+
+
+def _empty(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
+    return tensor.new_empty(shape)
+
+
+@torch.no_grad()
+def cut(causal_lm: Any, size: int, part: Part) -> None:
+    """Leave one of `size` ranks' parts of the library's model, in place: `part` of each planned layer. Raises
+    CheckpointError if `size` does not divide a layer.
+    """
+    body = decoder_of(causal_lm)
+    for name, entry in entries(causal_lm.config, body).items():
+        if entry not in (COLWISE, ROWWISE):
+            continue
+        linear = body.get_submodule(name)
+        assert isinstance(linear, nn.Linear)  # `refuse_undivided` has seen to it
+        divided = linear.out_features if entry == COLWISE else linear.in_features
+        if divided % size:
+            raise CheckpointError(f"{size} ranks cannot divide {divided}, the width of {name}")
+        if entry == COLWISE:
+            linear.out_features //= size
+        else:
+            linear.in_features //= size
+        shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
+        for kind, tensor in list(linear.named_parameters()):
+            place = Place(f"body.{name}.{leaf(entry)}.{kind}")
+            shard = part(tensor.detach(), place, shapes[kind])
+            linear.register_parameter(kind, nn.Parameter(shard, requires_grad=False))

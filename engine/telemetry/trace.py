@@ -1,0 +1,282 @@
+"""A trace: what the engine does, as slices on a line of time, for Perfetto and chrome://tracing. Part 11.
+
+`Trace` is a listener that writes events to a file while the engine runs. All times are microseconds since its
+construction, by one clock. The file has
+
+- the process "engine" with three tracks. Each step has a slice "schedule" (who runs), a slice "device" (from
+  its launch, or from the end of the step before, until the host has its tokens) and a slice "land" (stop
+  checks, outputs). One step ahead (Part 13), the host's slices lie beside the device's of another step.
+- the process "requests" with numbered rows. A request has a row from its arrival to its end: the first that
+  was free when it came. The outer slice has the request's id. In it lie, one behind the other, "waiting"
+  (from the arrival to the launch of its first step), "prefill" (a chunk of the prompt), "decode" (an output
+  token), "preempted", and "failed" (of a step that failed). Those of a step end when the host has the step's
+  tokens.
+- counters: requests that run and wait, the blocks of the cache, the tokens of a step against its budget, and
+  what the engine's capabilities count, such as drafts (Part 16).
+
+A "decode" without arguments has computed one token and brought one. It takes about 70 bytes of the file, and
+a step about 500 more, whatever its size. Texts are in no trace, the ids of requests are. At the size bound of
+its file the trace ends, with an event that says so.
+"""
+
+import atexit
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from engine.cache.manager import KVCacheManager
+from engine.requests.listeners import Listener, StepRecord
+from engine.requests.request import Request
+from engine.telemetry.trace_file import MAX_BYTES, TraceFile
+
+logger = logging.getLogger(__name__)
+ENGINE, REQUESTS = 1, 2  # process ids
+SCHEDULE, DEVICE, LAND = 1, 2, 3  # thread ids of the process ENGINE
+TRACKS = {SCHEDULE: "host: schedule", DEVICE: "device", LAND: "host: land"}
+MAX_TEXT = 200  # characters of an id, or of an error
+
+
+@dataclass(slots=True)
+class Row:
+    """The row of one request, while the request is in the engine. Times are microseconds of the trace."""
+
+    number: int  # from 1
+    request: Request
+    end: int  # of the last slice, or the arrival
+    num_known: int  # tokens of the prompt; after a preemption, of prompt and output
+    # What the request does outside of steps, "waiting" or "preempted", and since when. While a step is under
+    # way there may be two: one before the step, and one behind it.
+    gaps: list[tuple[str, int]]
+    num_outputs: int = 0  # output tokens so far
+
+
+class Trace(Listener):
+    """Writes the trace of one engine. The engine's thread calls the `on_…` methods."""
+
+    def __init__(
+        self,
+        file: TraceFile,
+        cache: KVCacheManager,
+        block_size: int = 1,
+        budget: Callable[[], int] | None = None,
+        about: Mapping[str, object] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`file`: as `open_trace` opens it. `block_size`: tokens in a block of the cache. `budget`: the most
+        tokens that a step may have now; None if steps have no budget. `about`: what else the trace's first
+        moment says, as JSON values. `clock` returns seconds, and must be that of the engine's StepRecords.
+        """
+        self.file, self._cache, self._block_size, self._budget = file, cache, block_size, budget
+        self._clock, self._start = clock, clock()
+        self._rows: dict[str, Row] = {}  # by `Request.id`
+        self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
+        self._landed = 0  # when the last step's tokens came
+        self._counters: dict[str, tuple[int, str]] = {}  # by name: when it was last written, and its values
+        tracks = [_metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()]
+        began = {"utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **(about or {})}
+        requests = _metadata(REQUESTS, 0, "process_name", {"name": "requests"})
+        file.write([*tracks, requests, _moment("begin", 0, began)])
+        atexit.register(self.close)
+
+    def _micros(self, seconds: float) -> int:
+        return int((seconds - self._start) * 1e6)
+
+    def on_arrival(self, request: Request) -> None:
+        """Begin the request's outer slice, in a row that was free when it arrived: before this call."""
+        if not self.file.is_open:
+            return
+        arrival = max(self._micros(request.stats.arrival), 0)
+        events: list[str] = []
+        number = self._take_row(arrival, events)
+        gaps = [("waiting", arrival)]
+        self._rows[request.id] = Row(number, request, arrival, request.num_prompt_tokens, gaps)
+        details = {"prompt": request.num_prompt_tokens, "max_tokens": request.output.limit}
+        details |= {"priority": request.priority} if request.priority else {}
+        name = json.dumps(request.id[:MAX_TEXT])
+        place = f'"pid":{REQUESTS},"tid":{number},"ts":{arrival}'
+        events.append(f'{{"ph":"B",{place},"name":{name},"args":{json.dumps(details)}}}')
+        self._write(events)
+
+    def _take_row(self, arrival: int, events: list[str]) -> int:
+        """The number of the first row that was free at `arrival`. A new row is named in `events`."""
+        for index, free_since in enumerate(self._free_since):
+            if free_since is not None and free_since <= arrival:
+                self._free_since[index] = None
+                return index + 1
+        self._free_since.append(None)
+        number = len(self._free_since)
+        events.append(_metadata(REQUESTS, number, "thread_name", {"name": f"row {number}"}))
+        events.append(_metadata(REQUESTS, number, "thread_sort_index", {"sort_index": number}))
+        return number
+
+    def on_preempt(self, request: Request) -> None:
+        row = self._rows.get(request.id)
+        if row is not None:
+            row.gaps.append(("preempted", self._micros(self._clock())))
+            row.num_known = len(request.token_ids)
+
+    def on_step(self, record: StepRecord) -> None:
+        """Write the slices of a step that has landed or failed, and the counters that have changed."""
+        if not self.file.is_open:
+            return
+        scheduled = self._micros(record.start + record.schedule_seconds)
+        landed = self._micros(record.start + record.schedule_seconds + record.execute_seconds)
+        end = self._micros(record.end)
+        events = self._engine_slices(record, scheduled, landed, end)
+        num_prefill = num_decode = 0
+        for s, request_id in enumerate(record.request_ids):
+            row = self._rows.get(request_id)
+            # A request that is not here has ended while the step was under way, or came before the trace.
+            if row is not None and self._write_slices(events, row, record, s, scheduled, landed):
+                num_prefill += record.tokens_computed[s]
+            else:
+                num_decode += record.tokens_computed[s]
+        self._count_tokens(events, scheduled, num_prefill, num_decode, self._budget() if self._budget else 0)
+        self._write_counters(events, record, end)
+        self._landed = landed
+        self._write(events)
+
+    def _engine_slices(self, record: StepRecord, scheduled: int, landed: int, end: int) -> list[str]:
+        """The step's slices on the engine's tracks."""
+        number, start = record.number, self._micros(record.start)
+        tokens, sequences = sum(record.tokens_computed), len(record.request_ids)
+        details = f'"step":{number},"tokens":{tokens},"sequences":{sequences}'
+        budget = "" if self._budget is None else f',"budget":{self._budget()}'
+        error = "" if record.error is None else f',"error":{json.dumps(record.error[:MAX_TEXT])}'
+        counted = f',"counted":{json.dumps(record.counters)}' if any(record.counters.values()) else ""
+        launched = max(scheduled, self._landed)
+        return [
+            _slice(ENGINE, SCHEDULE, start, scheduled, "schedule", f'"step":{number}'),
+            _slice(ENGINE, DEVICE, launched, landed, "device", f"{details}{budget}{error}"),
+            _slice(ENGINE, LAND, landed, end, "land", f'"step":{number}{counted}'),
+        ]
+
+    def _write_slices(
+        self, events: list[str], row: Row, record: StepRecord, s: int, scheduled: int, landed: int
+    ) -> bool:
+        """Add the slices of request `s` of a step. Returns whether the step computed tokens of the prompt, or
+        of the output once more.
+        """
+        computed = record.tokens_computed[s]
+        first = record.tokens_held[s] - computed  # the position of the first of these tokens
+        # 1. What the request did before the step. A preemption may have come behind the step's launch.
+        cached = ""
+        if row.gaps and scheduled >= row.gaps[0][1]:
+            name, since = row.gaps.pop(0)
+            events.append(_slice(REQUESTS, row.number, since, scheduled, name))
+            row.end, cached = scheduled, f',"cached":{first}'
+        begin = max(row.end, scheduled)
+        row.end = max(begin, landed)
+        if row.gaps:
+            row.gaps = [(name, max(since, row.end)) for name, since in row.gaps]
+        # 2. The step. A request that comes back from the swap space lacks one token: that is no prefill.
+        num_outputs = len(row.request.stats.token_times)
+        new, row.num_outputs = num_outputs - row.num_outputs, num_outputs
+        is_prefill = first < row.request.num_prompt_tokens or (first < row.num_known and computed > 1)
+        name = "failed" if record.error is not None else "prefill" if is_prefill else "decode"
+        details = f'"tokens":{computed},"start":{first}{cached},"new":{new}'
+        if name == "decode":
+            details = "" if computed == new == 1 else f'"tokens":{computed},"new":{new}'
+        events.append(_slice(REQUESTS, row.number, begin, row.end, name, details))
+        return is_prefill
+
+    def _write_counters(self, events: list[str], record: StepRecord, end: int) -> None:
+        """Add the counters of what there is at the step's `end`."""
+        usage = self._cache.usage()
+        used, total = usage.tokens_held // self._block_size, usage.tokens_total // self._block_size
+        running, waiting = record.num_running, record.num_waiting
+        self._count(events, "requests", end, f'"running":{running},"waiting":{waiting}')
+        self._count(events, "blocks of the cache", end, f'"used":{used},"free":{total - used}')
+        if record.counters:
+            self._count(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
+        if not running and not waiting:  # the engine is idle until the next step
+            self._count_tokens(events, end, 0, 0, 0)
+
+    def _count_tokens(self, events: list[str], when: int, prefill: int, decode: int, budget: int) -> None:
+        tokens = f'"prefill":{prefill},"decode":{decode}'
+        if self._budget is not None:
+            tokens += f',"unused":{max(budget - prefill - decode, 0)}'
+        self._count(events, "tokens of a step", when, tokens)
+
+    def _count(self, events: list[str], name: str, when: int, values: str) -> None:
+        """Add a counter's values if they have changed. Its times never go back."""
+        last, last_values = self._counters.get(name, (0, ""))
+        if values != last_values:
+            when = max(when, last)
+            self._counters[name] = when, values
+            events.append(f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}')
+
+    def on_finish(self, request: Request) -> None:
+        row = self._rows.pop(request.id, None)
+        if row is None or not self.file.is_open:
+            return
+        output = request.output
+        details: dict[str, object] = {"reason": output.finish_reason, "tokens": len(output.token_ids)}
+        details |= {"error": request.error[:MAX_TEXT]} if request.error else {}
+        events: list[str] = []
+        self._end_row(events, row, details)
+        self._write(events)
+
+    def _end_row(self, events: list[str], row: Row, details: Mapping[str, object]) -> None:
+        now = max(self._micros(self._clock()), row.end)
+        for (name, since), (_, end) in pairwise([*row.gaps, ("", now)]):
+            events.append(_slice(REQUESTS, row.number, since, end, name))
+        place = f'"pid":{REQUESTS},"tid":{row.number},"ts":{now}'
+        events.append(f'{{"ph":"E",{place},"args":{json.dumps(details)}}}')
+        self._free_since[row.number - 1] = now
+
+    def _write(self, events: list[str]) -> None:
+        self.file.write(events)
+        if self.file.is_full:
+            self._end(f"the size bound of {self.file.max_bytes:,} bytes is reached")
+            logger.warning("trace=%r ends here: it has %d bytes", str(self.file.path), self.file.num_bytes)
+
+    def _end(self, reason: str) -> None:
+        """Write the last events: the ends of the outer slices that are open, and `reason`."""
+        if not self.file.is_open:
+            return
+        events: list[str] = []
+        for row in list(self._rows.values()):
+            self._end_row(events, row, {"reason": "unfinished"})
+        self._rows.clear()
+        events.append(_moment("end", self._micros(self._clock()), {"reason": reason}))
+        self.file.write(events)
+        self.file.end()
+
+    def close(self) -> None:
+        """End the trace and close its file; the process's end does it, too. Any thread may call this once no
+        step follows.
+        """
+        atexit.unregister(self.close)
+        self._end("the engine was shut down")
+        self.file.close()
+
+
+def open_trace(path: str | Path, max_bytes: int = MAX_BYTES) -> TraceFile:
+    """The file of a trace, opened for writing. Raises ValueError if no file can be written there."""
+    try:
+        return TraceFile(path, _metadata(ENGINE, 0, "process_name", {"name": "engine"}), max_bytes)
+    except OSError as error:
+        raise ValueError(f"trace={str(path)!r}: {error.strerror}") from None
+
+
+def _metadata(pid: int, tid: int, name: str, values: Mapping[str, object]) -> str:
+    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": values})
+
+
+def _moment(name: str, when: int, values: Mapping[str, object]) -> str:
+    """An event without duration, for the whole trace."""
+    return json.dumps(
+        {"ph": "i", "s": "g", "pid": ENGINE, "tid": SCHEDULE, "ts": when, "name": name, "args": values}
+    )
+
+
+def _slice(pid: int, tid: int, start: int, end: int, name: str, details: str = "") -> str:
+    """A complete event. `details` are its arguments as JSON, without the braces."""
+    place = f'"pid":{pid},"tid":{tid},"ts":{start},"dur":{end - start}'
+    arguments = f',"args":{{{details}}}' if details else ""
+    return f'{{"ph":"X",{place},"name":"{name}"{arguments}}}'

@@ -1,0 +1,216 @@
+"""What a trace says, in a few figures: reads a file that `Trace` has written, whole or cut off. Part 11.
+
+The file may come from a stranger: what is no trace raises ValueError with the number of the line. A last line
+that was cut off is left out, and so are steps and requests of which the trace does not have the end, as far
+as it is missing.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from engine.telemetry.history import percentile
+from engine.telemetry.trace import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
+
+MAX_LINE = 2**16  # characters
+MAX_NUMBER = 2**53  # up to here, all readers of JSON agree on whole numbers
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class TracedRequest:
+    """What a trace says of one request. Times are microseconds of the trace."""
+
+    arrival: int
+    waited: int = 0  # from the arrival to the launch of its first step
+    num_steps: int = 0
+    token_times: list[int] = field(default_factory=list)  # when tokens came; one time for several at once
+    num_tokens: int = 0
+    num_preemptions: int = 0
+    reason: str | None = None  # why it ended; None: the trace does not have its end
+
+
+@dataclass(slots=True)
+class TracedStep:
+    """One step: its times in microseconds, and its size."""
+
+    start: int | None = None  # when its scheduling began
+    schedule: int = 0
+    device: int = 0
+    land: int = 0
+    end: int | None = None  # None: the trace does not have its end
+    tokens: int = 0
+    sequences: int = 0
+    budget: int = 0  # the most tokens that it could have had; 0 if there was no bound
+    failed: bool = False
+
+
+@dataclass
+class TraceContent:
+    """The requests and the steps of one trace."""
+
+    requests: list[TracedRequest] = field(default_factory=list)
+    steps: dict[int, TracedStep] = field(default_factory=dict)  # by number
+    counted: Counter[str] = field(default_factory=Counter)  # what the engine's capabilities counted, by name
+    last: int = 0  # the latest time, in microseconds
+    end: str | None = None  # why the trace ended; None: it was cut off
+    open_rows: dict[int, TracedRequest] = field(default_factory=dict)  # by row: the request that has it
+
+
+def read_trace(path: str | Path) -> TraceContent:
+    """Read the file. Raises ValueError if it cannot be read, or if it is no trace."""
+    content = TraceContent()
+    try:
+        for number, event in _events(path):
+            try:
+                _take(event, content)
+            except (KeyError, TypeError, AttributeError):
+                raise ValueError(f"line {number} is no event of a trace") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no trace: {error}") from None
+    if not content.last and not content.requests:
+        raise ValueError(f"{path}: no trace: it has no event with a time")
+    return content
+
+
+def _events(path: str | Path) -> Iterator[tuple[int, Event]]:
+    """The events of the file, each with the number of its line. Raises ValueError for a line that is none,
+    unless it is the last, which may be cut off.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        if file.readline(MAX_LINE).rstrip() != "[":
+            raise ValueError("the first line of a trace is [")
+        line = file.readline(MAX_LINE)
+        number = 2
+        while line:
+            following = file.readline(MAX_LINE)
+            if line.strip() not in ("]", ""):
+                try:
+                    event = json.loads(line.rstrip().removesuffix(","))
+                except (ValueError, RecursionError):
+                    if not following:
+                        return
+                    raise ValueError(f"line {number} is no JSON") from None
+                yield number, event
+            line, number = following, number + 1
+
+
+def _take(event: Event, content: TraceContent) -> None:
+    """Add an event to `content`. Raises an exception if it is no event of a trace."""
+    kind, details = event["ph"], event.get("args", {})
+    if kind == "M":
+        return
+    start = _whole(event["ts"])
+    end = start + _whole(event.get("dur", 0))
+    content.last = max(content.last, end)
+    if kind == "i" and event["name"] == "end":
+        content.end = str(details["reason"])
+    elif kind == "B":
+        request = content.open_rows[_whole(event["tid"])] = TracedRequest(start)
+        content.requests.append(request)
+    elif kind == "E":
+        reason = details["reason"]
+        content.open_rows.pop(event["tid"]).reason = None if reason == "unfinished" else str(reason)
+    elif kind == "X" and event["pid"] == REQUESTS:
+        _take_request_slice(content.open_rows[event["tid"]], event["name"], start, end, details)
+    elif kind == "X" and event["pid"] == ENGINE:
+        step = content.steps.setdefault(_whole(details["step"]), TracedStep())
+        _take_step_slice(step, event["tid"], start, end, details)
+        for name, amount in details.get("counted", {}).items():
+            content.counted[str(name)] += _whole(amount)
+
+
+def _take_request_slice(request: TracedRequest, name: str, start: int, end: int, details: Event) -> None:
+    if name == "waiting":
+        request.waited = end - start
+    elif name == "preempted":
+        request.num_preemptions += 1
+    else:
+        request.num_steps += 1
+        if num_new := _whole(details["new"]) if details else 1:
+            request.token_times.append(end)
+            request.num_tokens += num_new
+
+
+def _take_step_slice(step: TracedStep, track: int, start: int, end: int, details: Event) -> None:
+    if track == SCHEDULE:
+        step.start, step.schedule = start, end - start
+    elif track == LAND:
+        step.end, step.land = end, end - start
+    elif track == DEVICE:
+        step.device, step.failed = end - start, "error" in details
+        step.tokens, step.sequences = _whole(details["tokens"]), _whole(details["sequences"])
+        step.budget = _whole(details.get("budget", 0))
+
+
+def _whole(value: Any) -> int:
+    """A whole number from a trace. Raises ValueError for another value."""
+    if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER or value != int(value):
+        raise ValueError(f"{str(value)[:40]!r} where a whole number from 0 on is expected")
+    return int(value)
+
+
+def figures(content: TraceContent) -> dict[str, Any]:
+    """The figures as JSON values; times are in milliseconds. A spread is None where nothing was observed.
+
+    Queue waits are of the requests that were in a step. Times between tokens are of a request's successive
+    steps with tokens, however many tokens came at once, as in Part 11's metrics.
+    """
+    requests = content.requests
+    ran = [request for request in requests if request.num_steps]
+    gaps = [b - a for request in ran for a, b in pairwise(request.token_times)]
+    return {
+        "seconds": content.last / 1e6,
+        "end": content.end,
+        "requests": len(requests),
+        "ended": dict(sorted(Counter(r.reason for r in requests if r.reason).items())),
+        "output_tokens": sum(request.num_tokens for request in requests),
+        "time_to_first_token": spread(r.token_times[0] - r.arrival for r in ran if r.token_times),
+        "time_between_tokens": spread(gaps),
+        "queue_wait": spread(request.waited for request in ran),
+        "step": _step_figures(content.steps.values()),
+        "preemptions": sum(request.num_preemptions for request in requests),
+        "counted": dict(sorted(content.counted.items())),
+    }
+
+
+def _step_figures(steps: Iterable[TracedStep]) -> dict[str, Any] | None:
+    """The time of a step, who has it, and how full a step is. None without a complete step.
+
+    A step's time is from when its scheduling began, or from the end of the step before if that is later, to
+    its own end. So the times of steps that overlap add up to the time that all took together.
+    """
+    landed = [step for step in steps if step.start is not None and step.end is not None]
+    if not landed:
+        return None
+    times, last_end = [], 0
+    for start, end in sorted((step.start or 0, step.end or 0) for step in landed):
+        times.append(max(end - max(start, last_end), 0))
+        last_end = end
+    total = sum(times) or 1
+    bounded = [step.tokens / step.budget for step in landed if step.budget]
+    return {
+        **(spread(times) or {}),
+        "failed": sum(step.failed for step in landed),
+        "share_device": sum(step.device for step in landed) / total,
+        "share_schedule": sum(step.schedule for step in landed) / total,
+        "share_land": sum(step.land for step in landed) / total,
+        "mean_sequences": sum(step.sequences for step in landed) / len(landed),
+        "mean_tokens": sum(step.tokens for step in landed) / len(landed),
+        "fill": sum(bounded) / len(bounded) if bounded else None,
+    }
+
+
+def spread(micros: Iterable[int]) -> dict[str, float] | None:
+    """p50 and p95 in milliseconds, and the number of observations; None if there are none."""
+    values: Sequence[int] = sorted(micros)
+    if not values:
+        return None
+    p50, p95 = (percentile(values, q) / 1e3 for q in (0.5, 0.95))
+    return {"p50": p50, "p95": p95, "count": len(values)}

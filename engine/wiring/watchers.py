@@ -1,0 +1,70 @@
+"""What an engine's options have watch it: a trace in a file, and spans for OpenTelemetry. Part 20's wiring.
+
+`Watchers` is made before a model is loaded, so that a file that cannot be written, or a package that is not
+installed, is refused at once.
+"""
+
+from typing import TYPE_CHECKING
+
+from engine.cache.paged import PagedCache
+from engine.machine.version import ruvon_version
+from engine.requests.listeners import Listener
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.telemetry.trace import Trace, open_trace
+from engine.telemetry.trace_file import TraceFile
+from engine.wiring.engine_args import EngineArgs
+
+if TYPE_CHECKING:  # needs the extra `otel`
+    from engine.telemetry.spans import Spans
+
+
+class Watchers:
+    """The trace and the spans of one engine, where its options ask for them."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Raises ValueError if an option cannot be met."""
+        endpoint = args.otlp_traces_endpoint
+        self._spans = None if endpoint is None else _spans(endpoint)
+        self._file: TraceFile | None = None
+        self._trace: Trace | None = None
+        try:
+            self._file = None if args.trace is None else open_trace(args.trace)
+        except BaseException:
+            self.close()
+            raise
+
+    def listeners(self, args: EngineArgs, scheduler: ContinuousScheduler) -> list[Listener]:
+        """What to hand to the engine of this scheduler."""
+        listeners: list[Listener] = []
+        if self._file is not None:
+            cache = scheduler.cache
+            block_size = cache.block_size if isinstance(cache, PagedCache) else 1
+            about = {"ruvon": ruvon_version(), "model": str(args.model), "seats": scheduler.max_num_seqs}
+            self._trace = Trace(
+                self._file, cache, block_size, lambda: scheduler.max_num_batched_tokens, about
+            )
+            listeners.append(self._trace)
+        if self._spans is not None:
+            listeners.append(self._spans)
+        return listeners
+
+    def close(self) -> None:
+        """Write and send what is left. A second call does nothing."""
+        if self._trace is not None:
+            self._trace.close()
+        elif self._file is not None:
+            self._file.close()
+        if self._spans is not None:
+            self._spans.close()
+            self._spans = None
+
+
+def _spans(endpoint: str) -> "Spans":
+    """Spans that go to `endpoint`. Raises ValueError if that is none, or if the extra is not installed."""
+    try:
+        from engine.telemetry.spans import open_spans
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"otlp_traces_endpoint={endpoint!r}: {error.name} is not installed; pip install 'ruvon[otel]'"
+        ) from None
+    return open_spans(endpoint)
