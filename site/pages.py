@@ -34,9 +34,10 @@ def add(app, page: str, template: str, context: dict, doctree) -> None:
     context["metatags"] = context.get("metatags", "") + tags(
         page, title.astext() if title else "ruvon", about
     )
+    context["body"] = reachable(context.get("body", ""))
     if link := edit_link(page):
         words = "In the repository" if page.startswith("source/") else "Edit this page"
-        context["body"] = context.get("body", "") + f'<p class="edit-page"><a href="{link}">{words}</a></p>'
+        context["body"] += f'<p class="edit-page"><a href="{link}">{words}</a></p>'
 
 
 def neighbours(page: str, road: list[str]) -> dict[str, str | None]:
@@ -51,6 +52,13 @@ def neighbours(page: str, road: list[str]) -> dict[str, str | None]:
         "prev": article if kind == "notebooks" else before,
         "next": road[at + 1] if at + 1 < len(road) else None,
     }
+
+
+def reachable(body: str) -> str:
+    """What may be wider than its place, and is pushed sideways, is reached by the Tab key, too."""
+    return body.replace("<pre>", '<pre tabindex="0">').replace(
+        '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'
+    )
 
 
 def description(doctree) -> str:

@@ -62,3 +62,8 @@ def test_a_preview_has_a_picture_where_the_site_has_an_address(published):
     tags = published.tags("index", 'a "title"', "what it is")
     assert 'property="og:image" content="https://owner.example/ruvon/_static/card.png"' in tags
     assert 'content="a &quot;title&quot;"' in tags
+
+
+def test_what_is_pushed_sideways_is_reached_by_a_key(published):
+    body = published.reachable('<div class="table-wrapper x"><table></table></div><pre>code</pre>')
+    assert body.count('tabindex="0"') == 2
