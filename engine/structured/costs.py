@@ -31,7 +31,7 @@ def why_costly(schema: Any) -> str | None:
         if reason := _why_part_costly(part):
             return reason
         value = part.get("multipleOf")
-        if not isinstance(value, int | float) or not value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value:
             continue
         digits = _without_zeros(value)
         common_multiple, sum_of_multiples = math.lcm(common_multiple, digits), sum_of_multiples + digits

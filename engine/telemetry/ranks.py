@@ -14,7 +14,7 @@ from engine.parallel.launch import Workers
 from engine.telemetry import families
 from engine.telemetry.metrics import EngineMetrics
 
-COLOUR = "#4c8dd6"
+COLOUR = "a"  # a CSS class of dashboard.css
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
