@@ -232,17 +232,20 @@ def _guard_all(
     other_fields = [
         {name: value for name, value in message.items() if name not in GUARDED_FIELDS} for message in messages
     ]
-    unguarded = json.dumps([variables, other_fields], ensure_ascii=False, default=str)
+    # The texts themselves and not their JSON, in which a special token such as <|"|> is written differently.
+    unguarded: list[str] = []
+    _with_texts([variables, other_fields], unguarded.append)
     # 2. One guard serves all texts, so `guarded` gets each of them as the content of a message.
     texts: list[str] = []
     _with_texts([extra_fields, tools], texts.append)
-    contents = [{"content": text} for text in (unguarded, *texts)]
+    contents = [{"content": text} for text in (*unguarded, *texts)]
     results, guard = guarded([*messages, *contents], special_tokens)
-    guarded_messages, guarded_texts = results[: len(messages)], results[len(messages) :]
-    if guarded_texts.pop(0)["content"] != unguarded:
+    guarded_messages = results[: len(messages)]
+    guarded_contents = [result["content"] for result in results[len(messages) :]]
+    if guarded_contents[: len(unguarded)] != unguarded:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
     # 3. Put the guarded texts into their places.
-    guarded_of = {text: result["content"] for text, result in zip(texts, guarded_texts, strict=True)}
+    guarded_of = dict(zip(texts, guarded_contents[len(unguarded) :], strict=True))
     extra_fields, tools = _with_texts([extra_fields, tools], guarded_of.__getitem__)
     pairs = zip(guarded_messages, extra_fields, strict=True)
     return [message | fields for message, fields in pairs], tools, guard

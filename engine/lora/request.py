@@ -13,7 +13,7 @@ class LoRARequest:
 
     lora_name: str  # not empty
     lora_int_id: int  # 1 or more; each adapter has its own number
-    lora_path: str | Path = ""  # a folder in PEFT's format
+    lora_path: str | Path = ""  # a folder in PEFT's format; must be given (vLLM has this default)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name:
@@ -22,6 +22,8 @@ class LoRARequest:
             raise ValueError(f"lora_int_id={self.lora_int_id!r}: a whole number from 1 on is accepted")
         if not isinstance(self.lora_path, str | Path) or not str(self.lora_path):
             raise ValueError(f"lora_path={self.lora_path!r}: a folder is accepted")
+
+    # vLLM has these names, too.
 
     @property
     def name(self) -> str:

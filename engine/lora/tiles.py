@@ -46,7 +46,7 @@ class TiledRows:
 
     def _max_tiles(self, num_rows: int) -> int:
         """The largest number of tiles that `num_rows` rows can need. The last tile of each adapter may not be
-        full, so each adapter may need one tile more.
+        full, so each adapter may need one tile more. But no tile is empty, so there are `num_rows` at most.
         """
         return min(num_rows, triton.cdiv(num_rows, TILE) + self.max_loras)
 

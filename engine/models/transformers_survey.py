@@ -136,7 +136,7 @@ def refuse_leaks(model: LanguageModel) -> None:
         results.append(model(ids, positions, ExtrasAttend(attend))[n:].float())
     difference = float((results[0] - results[1]).abs().max())
     largest = float(results[0].abs().max())
-    if difference > MAX_ROUNDING * largest:
+    if not difference <= MAX_ROUNDING * largest:  # so NaN is refused, too
         raise CheckpointError(
             "tokens of a sequence change those of another that shares a step with it, by "
             f"{difference:.2g} of {largest:.2g}"
@@ -174,6 +174,7 @@ def survey_mask(*, mask_function: Callable, config: Any, device: Any = None, **o
     Raises CheckpointError as `window_of` does.
     """
     mask = torch.empty(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool, device="meta")
+    # A model that does not say its longest sequence passes here; `_max_positions` then refuses it by name.
     longest = getattr(config, "max_position_embeddings", None) or 1
     window = window_of(mask_function, longest + FAR)
     if window is not None and window >= longest:

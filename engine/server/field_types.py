@@ -26,9 +26,10 @@ TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zer
 
 
 def prompt_or_stop_kind(value: Any) -> str | None:
-    """The tag of `Prompts` or `StopOrStops` that `value` should have, judged by the first item of a list.
+    """The tag of `value` in `Prompts` and `StopOrStops`, judged by the first item of a list.
 
-    None if no tag fits. pydantic then checks `value` against the type with this tag only.
+    None for what is neither text nor list. pydantic checks `value` against the type with this tag only. A tag
+    that the union does not have (a stop of "ids") is refused with the union's message.
     """
     if isinstance(value, str):
         return "text"

@@ -6,8 +6,8 @@ both models at once.
 
 A call runs one or more passes of the draft model, each for all sequences at once. No token is computed twice,
 and a guess that is confirmed is not computed again. The reported distributions are those from which the
-drafts were drawn. Passes follow one another without a wait for the host, which reads all guesses at the end.
-This module knows nothing of the target model.
+drafts were drawn. Passes follow one another without a wait for the host, which fetches all guesses at the
+end. This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,11 @@ class DraftModel:
     def propose(
         self, texts: Sequence[tuple[Request, list[int]]], max_tokens: Sequence[int]
     ) -> list[list[int]]:
-        """For each (request, known tokens), at most `max_tokens` of it drafts. With 0, only read the text."""
+        """texts[n], max_tokens[n] -> drafts[n]: for each text, at most max_tokens[i] guessed tokens.
+
+        A text is (request, its known tokens). With max_tokens[i] = 0 the draft model only computes the tokens
+        of the text that it has not computed yet, and drafts[i] is empty.
+        """
         drafts: list[list[int]] = [[] for _ in texts]
         # 1. Compute the unread tokens of all texts. They overwrite the keys and values of rejected guesses.
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
@@ -169,5 +173,7 @@ def _draw_of(sequence: _SequencePass) -> Draw:
 
 
 def _chosen(pending: Pending) -> list[int]:
-    """The guesses of a pass, in the order of its sequences; 0 where no token could be chosen."""
+    """The guesses of a pass, in the order of its sequences. Where no token could be chosen, the guess is 0: a
+    draft must be a token, and the target decides about it.
+    """
     return [max(0, token_id) for tokens in pending.result().tokens for token_id in tokens]

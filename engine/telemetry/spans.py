@@ -29,7 +29,7 @@ from engine.requests.request import Request
 from engine.telemetry.metrics import times_of
 
 TRACES_PATH = "/v1/traces"  # of a collector, where the endpoint has no path
-PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # vLLM reads it; HTTP is the only one here
+PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # vLLM reads it; HTTP is the only one here
 SPAN_NAME = "llm_request"
 
 
@@ -46,16 +46,13 @@ class Spans(Listener):
 
     def __init__(self, processor: SpanProcessor, clock: Callable[[], float] = time.perf_counter) -> None:
         """`processor` gets the spans. `clock` returns seconds, and must be that of `Request.stats`."""
-        named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(
-            "OTEL_RESOURCE_ATTRIBUTES", ""
-        )
-        resource = Resource.create({} if named else {"service.name": "ruvon"})
+        resource = Resource.create({} if _environment_has_name() else {"service.name": "ruvon"})
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("ruvon", ruvon_version())
         self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
-        self._epoch = time.time() - clock()  # what turns the clock's seconds into those since 1970
+        self._clock_offset = time.time() - clock()  # added to the clock's time, gives the time since 1970
         self._open: dict[str, OpenRequest] = {}  # by `Request.id`
 
     def on_arrival(self, request: Request) -> None:
@@ -73,26 +70,34 @@ class Spans(Listener):
         entry = self._open.pop(request.id, None)
         if entry is None:  # the request arrived before this listened
             return
+        ended = self._clock()
         parent = self._propagator.extract(request.trace_headers) if request.trace_headers else None
         span = self._tracer.start_span(
             SPAN_NAME,
             context=parent,
             kind=SpanKind.SERVER,
             start_time=self._nanoseconds(request.stats.arrival),
-            attributes=attributes(request, entry.scheduled, self._clock()),
+            attributes=attributes(request, entry.scheduled, ended),
         )
         if request.error is not None:
             span.set_status(Status(StatusCode.ERROR, request.error))
-        span.end(self._nanoseconds(self._clock()))
+        span.end(self._nanoseconds(ended))
 
     def _nanoseconds(self, seconds: float) -> int:
-        return int((seconds + self._epoch) * 1e9)
+        return int((seconds + self._clock_offset) * 1e9)
 
     def close(self) -> None:
         """Send what is left; the process's end does it, too. A collector that does not answer is waited for:
         OTEL_EXPORTER_OTLP_TRACES_TIMEOUT says how many seconds, by default 10.
         """
         self._provider.shutdown()
+
+
+def _environment_has_name() -> bool:
+    """Whether the environment names the service. What `Resource.create` is given would win over it."""
+    pairs = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    names = {pair.partition("=")[0].strip() for pair in pairs}
+    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name" in names
 
 
 def attributes(
@@ -131,9 +136,9 @@ def open_spans(endpoint: str) -> Spans:
     for what is none.
     """
     given = f"otlp_traces_endpoint={endpoint!r}"
-    protocol = os.environ.get(PROTOCOL, "http/protobuf")
+    protocol = os.environ.get(PROTOCOL_VARIABLE, "http/protobuf")
     if protocol != "http/protobuf":
-        raise ValueError(f"{given} with {PROTOCOL}={protocol}: http/protobuf is accepted")
+        raise ValueError(f"{given} with {PROTOCOL_VARIABLE}={protocol}: http/protobuf is accepted")
     try:
         url = urlsplit(endpoint)
         is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -142,5 +147,5 @@ def open_spans(endpoint: str) -> Spans:
     if not is_address:
         raise ValueError(f"{given}: an address is accepted such as http://localhost:4318{TRACES_PATH}")
     if url.path in ("", "/"):
-        endpoint = endpoint.rstrip("/") + TRACES_PATH
+        endpoint = url._replace(path=TRACES_PATH).geturl()
     return Spans(BatchSpanProcessor(OTLPSpanExporter(endpoint)))

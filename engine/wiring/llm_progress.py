@@ -16,7 +16,8 @@ class Progress:
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., tqdm] = True) -> None:
         """`total` is the number of prompts. With `use_tqdm=True` there is a bar if stderr is a terminal, with
-        False there is none. A function, such as `partial(tqdm, desc=…)`, makes the bar itself.
+        False there is none. A function, such as `partial(tqdm, leave=False)`, makes the bar. It is called
+        with `total`, `desc`, `dynamic_ncols` and `unit`, which override its own.
         """
         # With disable=None, tqdm shows a bar only on a terminal.
         make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)

@@ -11,6 +11,7 @@ from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.params import ParameterError
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
+from engine.wiring.llm_prompts import read_conversations
 
 
 class Encoding(dict[str, Any]):
@@ -60,9 +61,11 @@ class ChatTokenizer:
         """The conversation as the model reads it: token ids, or with `tokenize=False` the text.
 
         The ids are those of `LLM.chat`: a message that spells a special token does not become one.
-        `variables` are the template's, such as Qwen3's `enable_thinking`. Raises ParameterError if there is
-        no template or if it refuses the conversation, and CheckpointError if the template cannot be read.
+        `variables` are the template's, such as Qwen3's `enable_thinking`. Raises ParameterError if this is
+        no conversation, if there is no template or if it refuses the conversation, and CheckpointError if the
+        template cannot be read.
         """
+        (conversation,) = read_conversations([conversation])
         template = chat_template_of(self.name, chat_template)
         options = add_generation_prompt, continue_final_message
         try:

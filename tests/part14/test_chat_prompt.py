@@ -4,6 +4,7 @@ import pytest
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.params import ParameterError
+from engine.text.tokenizer_files import AddedToken
 from tests.part06.fakes import CONFIG, EOS, TOKENIZER
 
 PLAIN = "<end>{{ messages[0].content }}{{ messages[0].name }}{{ a }}"
@@ -34,6 +35,14 @@ def test_only_a_content_may_spell_a_special_token(given, variables):
         plain_prompt(given, variables=variables)
     text, ids = plain_prompt([HI[0] | {"content": "<end>"}])
     assert (text[:10], ids.count(EOS)) == ("<end><end>", 1), "in a content it is text"
+
+
+@pytest.mark.parametrize("given", [HI[0] | {"role": '<|"|>'}, HI[0] | {"name": "a\\b"}])
+def test_a_special_token_that_json_writes_differently_is_found_too(given, monkeypatch):
+    added = {token: AddedToken(EOS, token) for token in ('<|"|>', "a\\b")}
+    monkeypatch.setattr(TOKENIZER, "added", TOKENIZER.added | added)
+    with pytest.raises(ChatError, match="only a content may spell a special token"):
+        plain_prompt([given])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ FINE = (
     {"multipleOf": 10_000_000}, {"multipleOf": 0.01}, {"maximum": 2**63 - 1}, {"minimum": -(2**63)},
     {"const": {"multipleOf": 99991}}, {"properties": {"multipleOf": {"const": 99991}}}, {"minimum": 0.1},
     {"allOf": [{"pattern": "a"}] * 5}, {"properties": {f"p{i}": {"pattern": "a"} for i in range(50)}},
-    {"multipleOf": 0}, {"multipleOf": True}, {"$ref": "#"}, {"$ref": "#/nowhere"}, {"allOf": [{"$ref": "#/allOf/0"}]},
+    {"multipleOf": 0}, {"multipleOf": True}, {"$ref": "#"}, {"$ref": "#/nowhere"},
+    {"allOf": [{"$ref": "#/allOf/0"}]},
 )  # fmt: skip
 
 

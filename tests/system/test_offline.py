@@ -202,6 +202,12 @@ def test_what_is_no_conversation_is_refused_in_words(llm, messages, words):
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("conversation", [[], "hello", [{"role": "user"}]], ids=str)
+def test_the_tokenizer_refuses_what_is_no_conversation_too(llm, conversation):
+    with pytest.raises(ParameterError, match="messages"):
+        llm.get_tokenizer().apply_chat_template(conversation, continue_final_message=True)
+
+
 def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
     monkeypatch.setattr(engine.wiring.llm_progress, "REFRESH_SECONDS", -1.0)  # after each token
     shown, bars = io.StringIO(), []

@@ -244,9 +244,18 @@ def test_the_programs_own_tracer_is_left_alone(exported):
     assert trace.get_tracer_provider() is before
 
 
-def test_a_service_has_the_name_that_the_environment_gives(monkeypatch):
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "stories")
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("OTEL_SERVICE_NAME", "stories", "stories"),
+        ("OTEL_SERVICE_NAME", "", "ruvon"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a=b, service.name=stories", "stories"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=shop", "ruvon"),
+    ],
+)
+def test_a_service_has_the_name_that_the_environment_gives(monkeypatch, variable, value, name):
+    monkeypatch.setenv(variable, value)
     exporter = InMemorySpanExporter()
     spans = Spans(SimpleSpanProcessor(exporter))
     spans._tracer.start_span("any").end()
-    assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "stories"
+    assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == name
