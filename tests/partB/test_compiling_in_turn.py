@@ -32,7 +32,7 @@ class Gate:
         self.is_open = threading.Event()
         self.num_come = self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
-        work = compiler._by_guidance
+        work = compiler._compile_with_guidance
 
         def waits(params):
             with self.lock:
@@ -44,7 +44,7 @@ class Gate:
                 self.at_once -= 1
             return work(params)
 
-        monkeypatch.setattr(compiler, "_by_guidance", waits)
+        monkeypatch.setattr(compiler, "_compile_with_guidance", waits)
 
 
 @pytest.fixture(scope="module")

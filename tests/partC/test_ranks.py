@@ -56,7 +56,7 @@ class Group:
     def __init__(self, rank, terms, barrier):
         self.rank, self.terms, self.barrier = rank, terms, barrier
 
-    def sum(self, x):
+    def all_reduce_sum(self, x):
         self.terms[self.rank] = x
         self.barrier.wait()
         total = self.terms[0] + self.terms[1]

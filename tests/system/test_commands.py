@@ -237,7 +237,7 @@ def test_a_command_that_is_meant_is_named():
     ("words", "completed"),
     [
         ("ruvon serve --attention ti", ["tiled"]),
-        ("ruvon generate --model story", ["storyteller", "storyteller-draft"]),
+        ("ruvon generate --model story", ["storyteller", "storyteller-draft", "storyteller-llama"]),
         ("ruvon bench throughput --load-format d", ["dummy"]),
     ],
 )
