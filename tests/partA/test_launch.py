@@ -161,8 +161,8 @@ def test_who_waits_for_the_cause_hears_of_it_before_the_callbacks_have_returned(
     workers, has_failed, told = start(2), threading.Event(), []
     workers.wait_until_ready()
     workers.on_lost(lambda error: told.append(has_failed.wait(30)))
-    workers.tell(STEP, b"1234")  # rank 1 ends
-    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended"), workers.together():
+    workers.send_order(STEP, b"1234")  # rank 1 ends
+    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended"), workers.raising_rank_lost():
         raise RuntimeError("connection reset by peer")
     has_failed.set()
     wait_until(lambda: told)
