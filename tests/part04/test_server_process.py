@@ -152,7 +152,7 @@ def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypat
     with serving(monkeypatch) as (_, client), client.stream("GET", "/flood/1") as answer:
         pieces = answer.iter_bytes()
         next(pieces)
-        in_its_loop(connections[0], connections[0]._request_is_late)  # as if its time were over now
+        in_its_loop(connections[0], connections[0]._close_if_waiting)  # as if its time were over now
         more = 0
         with suppress(httpx.TransportError):
             while more < 100:
