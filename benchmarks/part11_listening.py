@@ -1,0 +1,93 @@
+"""A decoding crowd, with a listener and without, in turns: what `part11_cost` and `part11_trace` measure.
+
+One engine takes turns: WINDOW steps with its listeners, WINDOW without. Processor time of each window, of all
+threads; the cost is the median difference of neighbours. Beside it, the time inside the listener alone, which
+other people's work on the machine disturbs least.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
+from engine.decoding.params import SamplingParams
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.listeners import Listener, Listeners, StepRecord
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.text.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+PROMPT = [300] * 16
+TOKENS = 400
+WINDOW = 10  # steps
+
+
+def crowd(tokenizer: Tokenizer, model, sequences: int) -> LLMEngine:
+    """An engine with so many requests, which all decode at once."""
+    memory = SlotMemory(model.config, sequences)
+    scheduler = ContinuousScheduler(memory.plan(), sequences, sequences * len(PROMPT))
+    engine = LLMEngine(tokenizer, model.config, scheduler, ModelRunner([EagerWay(model, memory)], memory))
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    for i in range(sequences):
+        engine.add_request(str(i), PROMPT, params)
+    return engine
+
+
+def seconds_inside(listener: Listener) -> list[float]:
+    """The list to which each `on_step` of the listener adds its seconds from now on."""
+    seconds, on_step = [], listener.on_step
+
+    def timed(record: StepRecord) -> None:
+        start = time.perf_counter()
+        on_step(record)
+        seconds.append(time.perf_counter() - start)
+
+    listener.on_step = timed  # type: ignore[method-assign]  # `Listeners.tell` looks it up at each call
+    return seconds
+
+
+def take_turns(engine: LLMEngine) -> tuple[list[float], list[float]]:
+    """Processor seconds per step of each window: with the engine's listeners, and without."""
+    scheduler, listening, silent = engine.scheduler, engine.listeners, Listeners()
+    for _ in range(WINDOW):
+        engine.step()
+    seconds: dict[Listeners, list[float]] = {listening: [], silent: []}
+    for _ in range((TOKENS - 2 * WINDOW) // (2 * WINDOW)):
+        for listeners in (listening, silent):
+            engine.listeners = scheduler.listeners = listeners
+            start = time.process_time()
+            for _ in range(WINDOW):
+                engine.step()
+            seconds[listeners].append((time.process_time() - start) / WINDOW)
+    engine.listeners = scheduler.listeners = listening
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seconds[listening], seconds[silent]
+
+
+def cost(listening: Sequence[float], silent: Sequence[float], inside: Sequence[float]) -> dict[str, float]:
+    """The figures of all rounds: milliseconds, and shares of a step that nobody listens to."""
+    step = statistics.median(silent) * 1e3
+    difference = statistics.median(a - b for a, b in zip(listening, silent, strict=True)) * 1e3
+    listener = statistics.median(inside) * 1e3
+    return {
+        "step_ms": step,
+        "difference_ms": difference,
+        "difference_share": difference / step,
+        "listener_ms": listener,
+        "listener_share": listener / step,
+    }
+
+
+def cost_rows(figures: dict[str, float], silent: str, more: str) -> list[list]:
+    """Of a table: what, ms, share of a step."""
+    return [
+        [silent, round(figures["step_ms"], 3), None],
+        [more, round(figures["difference_ms"], 4), f"{figures['difference_share']:.1%}"],
+        [
+            "of that, inside the listener",
+            round(figures["listener_ms"], 4),
+            f"{figures['listener_share']:.1%}",
+        ],
+    ]
