@@ -22,7 +22,7 @@ from benchmarks.part11_listening import (
     WINDOW,
     cost,
     cost_rows,
-    crowd,
+    engine_for,
     seconds_inside,
     take_turns,
 )
@@ -54,10 +54,10 @@ def main() -> None:
     model = load_model(MODEL, transform=partial(pack_linears, rows=args.sequences))
     watched, unwatched, inside = [], [], []
     for _ in range(args.rounds):
-        engine = crowd(tokenizer, model, args.sequences)
+        engine = engine_for(tokenizer, model, args.sequences)
         metrics = EngineMetrics(engine, MODEL)
         seconds = seconds_inside(metrics)
-        with_, without = take_turns(engine)
+        with_, without = take_turns(engine, args.sequences)
         watched += with_
         unwatched += without
         inside += seconds

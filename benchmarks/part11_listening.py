@@ -23,15 +23,11 @@ TOKENS = 400
 WINDOW = 10  # steps
 
 
-def crowd(tokenizer: Tokenizer, model, sequences: int) -> LLMEngine:
-    """An engine with so many requests, which all decode at once."""
+def engine_for(tokenizer: Tokenizer, model, sequences: int) -> LLMEngine:
+    """An engine for so many requests that all decode at once. It has none yet: a listener comes first."""
     memory = SlotMemory(model.config, sequences)
     scheduler = ContinuousScheduler(memory.plan(), sequences, sequences * len(PROMPT))
-    engine = LLMEngine(tokenizer, model.config, scheduler, ModelRunner([EagerWay(model, memory)], memory))
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    for i in range(sequences):
-        engine.add_request(str(i), PROMPT, params)
-    return engine
+    return LLMEngine(tokenizer, model.config, scheduler, ModelRunner([EagerWay(model, memory)], memory))
 
 
 def seconds_inside(listener: Listener) -> list[float]:
@@ -47,9 +43,12 @@ def seconds_inside(listener: Listener) -> list[float]:
     return seconds
 
 
-def take_turns(engine: LLMEngine) -> tuple[list[float], list[float]]:
+def take_turns(engine: LLMEngine, sequences: int) -> tuple[list[float], list[float]]:
     """Processor seconds per step of each window: with the engine's listeners, and without."""
     scheduler, listening, silent = engine.scheduler, engine.listeners, Listeners()
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    for i in range(sequences):
+        engine.add_request(str(i), PROMPT, params)
     for _ in range(WINDOW):
         engine.step()
     seconds: dict[Listeners, list[float]] = {listening: [], silent: []}

@@ -23,7 +23,7 @@ from benchmarks.part11_listening import (
     WINDOW,
     cost,
     cost_rows,
-    crowd,
+    engine_for,
     seconds_inside,
     take_turns,
 )
@@ -45,12 +45,12 @@ def main() -> None:
     traced, untraced, inside, sizes = [], [], [], []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            engine = crowd(tokenizer, model, args.sequences)
+            engine = engine_for(tokenizer, model, args.sequences)
             path = Path(folder) / "trace.json"
             trace = Trace(open_trace(path), engine.scheduler.cache, budget=lambda: budget)
             engine.listeners.add(trace)
             seconds = seconds_inside(trace)
-            with_, without = take_turns(engine)
+            with_, without = take_turns(engine, args.sequences)
             trace.close()
             sizes.append(path.stat().st_size / (len(seconds) * args.sequences))
         traced += with_
