@@ -106,7 +106,7 @@ def test_what_has_ended_does_not_go_on():
 def test_an_end_starves_no_beam():
     likeliest = [[(END, -0.1), (1, -0.2), (2, -0.3)], [(END, -0.15), (3, -0.4), (1, -9.0)]]
     going_on, ended = best_continuations([0.0, 0.0], likeliest, 2, is_end)
-    assert tokens(ended) == [(0, END), (1, END)]
+    assert tokens(ended) == [(0, END), (1, END)], "each beam may end: two answers may end in one token"
     assert tokens(going_on) == [(0, 1), (0, 2)], (
         "as many go on as the width says, however many have ended: the next ones take their place"
     )
@@ -124,6 +124,32 @@ def test_equal_scores_keep_their_order():
     assert tokens(going_on) == [(0, 3), (0, 1), (1, 2)], (
         "of equal scores, the earlier beam comes first, and then the token that stands earlier"
     )
+
+
+@pytest.mark.parametrize(
+    ("likeliest", "width", "answers", "rule"),
+    [
+        (
+            [[(END, -0.1), (1, -0.2), (END + 1, -0.3), (2, -0.4)]], 2, [(0, END)],
+            "its place among all counts, not how many beams stand before it: the third of two is no answer",
+        ),
+        (
+            [[(1, -0.1), (END, -0.1)]], 1, [],
+            "the best `width` of all are so many, and no more: of equal scores the later one is not one",
+        ),
+        (
+            [[(1, -0.1), (2, -0.2)], [(END, -0.9), (3, -1.0)]], 2, [],
+            "all beams are ranked together: the best token of a poor beam is no answer",
+        ),
+        (
+            [[(END, -0.2), (1, -0.9)], [(END, -0.1), (1, -0.9)]], 2, [(1, END), (0, END)],
+            "those that have ended, too, stand with the best first",
+        ),
+    ],
+)  # fmt: skip
+def test_an_end_has_its_rank_among_all_continuations(likeliest, width, answers, rule):
+    _, ended = best_continuations([0.0] * len(likeliest), likeliest, width, lambda token_id: token_id >= END)
+    assert tokens(ended) == answers, rule
 
 
 def test_the_beams_and_their_tokens_are_not_changed():

@@ -1,8 +1,11 @@
 """A choice by hand: which of twelve tokens may come."""
 
+import numpy as np
 import pytest
 
+from engine.decoding.sampling import allowed_by
 from engine.structured.choice import Choice
+from engine.structured.vocabulary import Vocabulary
 from tests.partB.words import ids, shown, vocabulary
 
 CHOICES = ["yes", "no", "none", "abc"]
@@ -50,18 +53,21 @@ def test_a_matcher_follows_tokens_and_takes_them_back(choice):
     assert shown(matcher.allowed()) == {"n"}
     matcher.rollback(2)
     assert not matcher.may_end()
-    assert shown(matcher.allowed()) == {"yes", "ye", "no", "n", "a", "ab"}
+    assert shown(matcher.allowed()) == {"yes", "ye", "no", "n", "a", "ab"}, (
+        "`allowed` changes nothing: a token that is taken back leaves every choice as it was"
+    )
     assert not matcher.advance(99), "a token that stands for no text"
 
 
 def test_a_character_may_come_in_halves():
     choice = Choice(["é"], vocabulary())
-    assert shown(choice.allowed(b"")) == {"é", "c3"}
-    assert shown(choice.allowed(b"\xc3")) == {"a9"}
-    assert not choice.may_end(b"\xc3")
+    rule = "choices are bytes, not characters: a token may be half of one"
+    assert shown(choice.allowed(b"")) == {"é", "c3"}, rule
+    assert shown(choice.allowed(b"\xc3")) == {"a9"}, rule
 
 
-def test_a_mask_is_the_callers_own(choice):
-    matcher = choice.start()
-    matcher.allowed()[:] = 0
-    assert shown(matcher.allowed()), "what a caller writes into a mask is in no other"
+def test_two_tokens_may_have_the_same_bytes():
+    choice = Choice(["ab"], Vocabulary({0: b"ab", 1: b"b", 2: b"ab"}))
+    assert np.flatnonzero(allowed_by(choice.allowed(b""), 32)).tolist() == [0, 2], (
+        "two tokens may have the same bytes: both may come"
+    )

@@ -12,22 +12,23 @@ STATES = [{"a": 1}, {"b": 2}, {"a": 1, "c": 3}, {}]
 
 
 class Table:
-    """In place of a `ByteAutomaton`: STATES, and the bytes that were asked about."""
+    """In place of a `ByteAutomaton`: states, the one where a text may end, and what was asked about."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: list[dict[str, int]], end: int) -> None:
+        self.states, self.end = states, end
         self.asked: list[tuple[int, str]] = []
 
     def after(self, state: int, byte: int) -> int | None:
         self.asked.append((state, chr(byte)))
-        return STATES[state].get(chr(byte))
+        return self.states[state].get(chr(byte))
 
     def may_end(self, state: int) -> bool:
-        return state == 3
+        return state == self.end
 
 
-def automaton(words: Vocabulary | None = None) -> TokenAutomaton:
+def automaton(words: Vocabulary | None = None, states=STATES, end: int = 3) -> TokenAutomaton:
     tokens = TokenAutomaton(NOTHING, words or vocabulary())
-    tokens.bytes = Table()
+    tokens.bytes = Table(states, end)
     return tokens
 
 
@@ -60,6 +61,24 @@ def test_a_token_may_span_the_end_of_one_round_and_the_beginning_of_the_next(tok
 def test_one_byte_that_does_not_fit_rules_a_token_out():
     tokens = automaton(Vocabulary({0: b"abc", 1: b"abb", 2: b"xabc", 3: b"axbc"}))
     assert tokens.fitting(0) == [0], "one byte that does not fit, wherever it stands, rules the token out"
+
+
+@pytest.mark.parametrize(
+    ("states", "end", "word", "rule"),
+    [
+        ([{"a": 1}, {"b": 0}], 2, b"aba", "state 0 is a state like any other: a token may come back to it"),
+        ([{"a": 1}, {"a": 1}], 1, b"aa", "where a text may end, it may go on as well"),
+        ([{"\xc3": 1}, {}], 1, b"\xc3", "a token may be half of a character"),
+    ],
+)
+def test_what_does_not_rule_a_token_out(states, end, word, rule):
+    assert automaton(Vocabulary({0: word}), states, end).fitting(0) == [0], rule
+
+
+def test_the_tree_is_not_changed(tokens):
+    assert [words(tokens.fitting(0)) for _ in range(3)] == [["a", "ab"]] * 3, (
+        "the tree of tokens is not written to: who asks again gets the same answer"
+    )
 
 
 def test_nothing_fits_at_the_end(tokens):
