@@ -60,19 +60,26 @@ def served(
     log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
 ) -> Iterator[tuple[str, int]]:
     """Run `ruvon serve` with these arguments inside the `with` block, which gets the server's URL and process
-    id. Stdout and stderr go to the file `log`. `env` is by default that of `environment`. With port 0, the
-    server takes any free port.
+    id. Stdout and stderr go to the file `log`. `env` is by default that of `environment`. The server takes
+    `port` if it is free, and otherwise any free port, as with port 0.
 
     Raises RuntimeError with the server's output if the server does not start within START_SECONDS.
     """
-    command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", str(port), *arguments]
     variables = (environment() if env is None else dict(env)) | {"PYTHONUNBUFFERED": "1"}
-    with log.open("w") as file:
-        process = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+    serve = [sys.executable, "-m", "engine.cli.main", "serve", *arguments]
+
+    def start(port: int) -> subprocess.Popen:
+        with log.open("w") as file:
+            command = [*serve, "--port", str(port)]
+            return subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+
+    process = start(port := free_port(port))
     try:
         deadline = time.monotonic() + START_SECONDS
         while not (address := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None and port and not free_port(port):  # another process was faster
+                process = start(port := 0)
+            elif process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{log.read_text()}")
             time.sleep(0.05)
         yield address[1], process.pid

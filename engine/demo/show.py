@@ -23,7 +23,7 @@ from rich.text import Text
 
 from engine.decoding.chat_template import ChatTemplate
 from engine.demo.crowd import Crowd, Person
-from engine.demo.server import environment, free_port, served, to_flags
+from engine.demo.server import environment, served, to_flags
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.loading import public_name
 
@@ -52,7 +52,7 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
             with console.status(f"Starting a server with {public_name(args.model)}"):
                 flags = [*to_flags(args), "--shutdown-timeout", "1"]
-                server = served(log, *flags, env=env, port=free_port(PORT))
+                server = served(log, *flags, env=env, port=PORT)
                 try:
                     url, _ = stack.enter_context(server)
                 except RuntimeError as error:

@@ -10,6 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from engine.demo import server
 from engine.demo.crowd import QUESTIONS, Crowd
 from engine.demo.server import free_port
 from engine.demo.show import _introduce, board
@@ -79,6 +80,18 @@ def test_a_port_that_is_taken_is_not_taken_again():
         assert free_port(other.getsockname()[1]) == 0
         port = other.getsockname()[1]
     assert free_port(port) == port
+
+
+def test_who_loses_the_port_to_another_takes_any(tmp_path, monkeypatch):
+    """Two demos that begin at once both see it free."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        answers = iter([port])
+        monkeypatch.setattr(server, "free_port", lambda port: next(answers, 0))
+        with server.served(tmp_path / "log", "--model", "storyteller-draft", port=port) as (url, _):
+            assert not url.endswith(f":{port}")
 
 
 def test_a_port_that_was_given_back_just_now_is_free():
