@@ -21,7 +21,8 @@ from benchmarks.record import ROOT, record
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, sampler
+from engine.decoding.sampling import SUPPORTS, distribution, sampler
+from engine.decoding.sampling_state import SamplingState
 from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 

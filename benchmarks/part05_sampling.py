@@ -29,7 +29,8 @@ from transformers.generation.logits_process import (
 from benchmarks.record import record, show, whole_numbers
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution, sample
+from engine.decoding.sampling import distribution, sample
+from engine.decoding.sampling_state import SamplingState
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.record import record, whole_numbers
 from engine.cache.paged import PagedCache
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.requests.request import Request
 from engine.scheduling.continuous import ContinuousScheduler
 

@@ -22,7 +22,7 @@ from benchmarks.record import record, whole_numbers
 from engine.cache.memory import PageMemory
 from engine.cache.paged import SWAP_FROM
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model

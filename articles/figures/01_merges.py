@@ -9,7 +9,8 @@ import matplotlib.pyplot as plt
 from drawing import save
 
 from engine.models.checkpoint import read_json, resolve
-from engine.text.tokenizer import Tokenizer, byte_alphabet
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import byte_alphabet
 
 WORD = " unbelievable"
 

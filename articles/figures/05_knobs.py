@@ -8,7 +8,8 @@ from drawing import bare, save
 
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution
+from engine.decoding.sampling import distribution
+from engine.decoding.sampling_state import SamplingState
 from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 

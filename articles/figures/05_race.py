@@ -9,7 +9,8 @@ from drawing import bare, save
 from engine.cache.single import CachedForward
 from engine.decoding.noise import exponential_noise
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution, draw
+from engine.decoding.sampling import distribution, draw
+from engine.decoding.sampling_state import SamplingState
 from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 

@@ -5,8 +5,9 @@ The checks count everything anew and use no count of the cache's own, so they ar
 
 from collections import Counter
 
+from engine.cache.allocation import Allocation
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.paged import Allocation, PagedCache
+from engine.cache.paged import PagedCache
 from engine.cache.prefix import root
 from engine.requests.request import Request
 from engine.requests.step import Step

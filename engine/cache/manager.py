@@ -64,7 +64,7 @@ class DraftProgress:
 
     num_tokens: int  # how many of the sequence's first tokens the draft model has computed
     # Drafts that follow these tokens. The draft model has computed them, but they are not confirmed yet.
-    guesses: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
 
 
 class Locations(NamedTuple):

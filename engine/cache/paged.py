@@ -8,11 +8,11 @@ swap space, back in) is a `Copy` in the next step's record. Part 12.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from engine.cache.allocation import Allocation, ComputedPrefix
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.manager import CachedSequence, DraftProgress, Locations, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
@@ -21,29 +21,6 @@ from engine.requests.batch import Copy
 
 PreemptionMode = Literal["recompute", "swap"]
 SWAP_FROM = 32  # computed tokens; sequences with fewer leave the swap space to longer sequences
-
-
-@dataclass(slots=True)
-class Allocation:
-    """The memory of one admitted sequence."""
-
-    table: BlockTable = field(default_factory=BlockTable)
-    num_reserved: int = 0  # tokens for which the blocks have room; 0 until `reserve` was called
-    num_committed: int = 0  # the first tokens that are known and computed; only these may be shared
-    chain: list[Prefix] = field(default_factory=list)  # of the committed full blocks, in order
-    # What a draft model has computed (Part 16), and how many of the first blocks are noted in the prefix
-    # cache as computed by the draft model.
-    draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
-    num_draft_blocks: int = 0
-    # How many of the first blocks are given back, because no layer sees their tokens any more (Extension C).
-    # The table keeps their numbers, so that token i still lies in block i // P of the table, but other
-    # sequences may use these blocks now.
-    num_given_back: int = 0
-
-    @property
-    def held(self) -> list[int]:
-        """The sequence's blocks, without those that it has given back."""
-        return self.table.blocks[self.num_given_back :].tolist()
 
 
 class PagedCache:
@@ -99,15 +76,16 @@ class PagedCache:
         if seq.id in self.swap:
             return self._swap_in(seq, num_needed)
         # 1. Find the blocks that are there already.
-        cached_blocks, num_cached, chain = self._shared(seq)
-        if cached_blocks is None:
+        computed = self._computed_prefix(seq)
+        if computed is None:
             return None
+        cached_blocks, num_cached = computed.blocks, computed.num_tokens
         # 2. Is there room for the rest? A cached block without a reference counts as free, too, but is taken.
         num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
         if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
         # 3. Share full blocks. Copy a block that is not full, since the sequence will write to it next.
-        allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=chain)
+        allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=computed.chain)
         full_blocks = cached_blocks[: num_cached // self.block_size]
         self.blocks.fork(full_blocks)
         allocation.table.append(full_blocks)
@@ -122,27 +100,27 @@ class PagedCache:
         self.draft_progress[seq.id] = allocation.draft_progress
         return num_cached
 
-    def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
-        """(blocks, n, chain): the blocks that hold the sequence's first n tokens already, and the chain of
-        those blocks that are full. The blocks are None if the sequence must wait, because its parent still
-        computes tokens that both have in common.
+    def _computed_prefix(self, seq: CachedSequence) -> ComputedPrefix | None:
+        """The sequence's first tokens that are computed already, by its parent or another sequence. None if
+        the sequence must wait, because its parent still computes tokens that both have in common.
         """
         if seq.wants_every_row:
-            return [], 0, []
+            return ComputedPrefix()
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
-        if seq.parent is not None and parent is not None and not parent.num_given_back:
-            # The last token must be computed, for its logits, so it is never shared.
-            num_equal = _num_equal_first(seq.parent.token_ids, seq.token_ids)
-            num_tokens = min(num_equal, len(seq.token_ids) - 1)
-            # A decoding parent's newest token is known but not computed, hence the - 1. If more is missing,
-            # the parent still computes the shared prompt.
-            if parent.num_committed < num_tokens - 1:
-                return None, 0, []
-            num_tokens = min(num_tokens, parent.num_committed)
-            blocks = parent.table.blocks[: self.num_blocks_for(num_tokens)].tolist()
-            return blocks, num_tokens, parent.chain[: num_tokens // self.block_size]
-        blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
-        return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
+        if seq.parent is None or parent is None or parent.num_given_back:
+            blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
+            chain = [self.prefixes.prefix(block) for block in blocks]
+            return ComputedPrefix(len(blocks) * self.block_size, blocks, chain)
+        # The last token must be computed, for its logits, so it is never shared.
+        num_equal = _num_equal_first(seq.parent.token_ids, seq.token_ids)
+        num_tokens = min(num_equal, len(seq.token_ids) - 1)
+        # A decoding parent's newest token is known but not computed, hence the - 1. If more is missing, the
+        # parent still computes the shared prompt.
+        if parent.num_committed < num_tokens - 1:
+            return None
+        num_tokens = min(num_tokens, parent.num_committed)
+        blocks = parent.table.blocks[: self.num_blocks_for(num_tokens)].tolist()
+        return ComputedPrefix(num_tokens, blocks, parent.chain[: num_tokens // self.block_size])
 
     def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
         """Admit a sequence that was swapped out, if `num_needed` blocks are free. Returns as `admit` does."""
@@ -176,18 +154,20 @@ class PagedCache:
         return True
 
     def commit(self, seq: CachedSequence, num_tokens: int) -> None:
-        """As in `KVCacheManager`. Adds blocks that have become full to the prefix cache, and notes there
-        which blocks a draft model has computed, too.
+        """As in `KVCacheManager`. Full blocks join the prefix cache, and blocks before the window are given
+        back.
         """
         allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
         if self._enable_prefix_caching:
-            self._share(seq, allocation, num_tokens)
+            self._add_prefixes(seq, allocation, num_tokens)
         if self._window is not None:
             self._give_back(allocation, num_tokens, self._window)
 
-    def _share(self, seq: CachedSequence, allocation: Allocation, num_tokens: int) -> None:
-        """`commit`'s work for the prefix cache."""
+    def _add_prefixes(self, seq: CachedSequence, allocation: Allocation, num_tokens: int) -> None:
+        """Add the blocks that have become full to the prefix cache, and note there which blocks a draft model
+        has computed, too.
+        """
         P, chain = self.block_size, allocation.chain
         for i in range(len(chain), num_tokens // P):  # the blocks that have become full
             parent = chain[-1] if chain else root(seq.adapter, seq.cache_salt)
@@ -239,13 +219,16 @@ class PagedCache:
         self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """Free a finished sequence's blocks. The blocks of a failed sequence leave the prefix cache, since
-        their keys and values may be the cause of the failure.
+        """Free a finished sequence's blocks. The blocks of a failed sequence leave the prefix cache, even
+        those that it has given back: their keys and values may be the cause of the failure.
         """
         self.swap.drop(seq.id)
-        if seq.error is not None and seq.id in self.allocations:
-            for block in self.allocations[seq.id].held:
-                self.prefixes.forget(block)
+        allocation = self.allocations.get(seq.id)
+        if seq.error is not None and allocation is not None:
+            for block, prefix in zip(allocation.table.blocks.tolist(), allocation.chain, strict=False):
+                # A block that was given back may have other tokens by now.
+                if block in self.prefixes and self.prefixes.prefix(block) == prefix:
+                    self.prefixes.forget(block)
         self._free(seq)
 
     def _free(self, seq: CachedSequence) -> None:

@@ -15,10 +15,10 @@ memory is checked before anything is computed. Knows no text beyond the tokenize
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.cache.paged import PagedCache
+from engine.core.beams import Beam, Search, next_beams, next_token_scores
 from engine.core.llm_engine import LLMEngine
 from engine.core.mailbox import error_text
 from engine.decoding.beam_search import (
@@ -31,37 +31,10 @@ from engine.decoding.beam_search import (
     num_candidates,
     penalized,
 )
-from engine.decoding.logprobs import TokenScores
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.decoding.sampling import NO_TOKEN
-from engine.requests.request import Request, State
-from engine.requests.step import Step, StepResult
+from engine.requests.request import State
 from engine.scheduling.continuous import ContinuousScheduler
-
-
-@dataclass(slots=True)
-class Beam:
-    """A running sequence. `scores` of its next token are None until a step has computed them."""
-
-    request: Request
-    score: float = 0.0  # the sum of the log probabilities of the answer so far
-    logprobs: list[TokenScores] = field(default_factory=list)  # of each token of the answer so far
-    scores: TokenScores | None = None
-
-
-@dataclass(slots=True)
-class Search:
-    """The search for the best answers to one prompt."""
-
-    beams: list[Beam]  # the best first; at the start the prompt alone; empty once the search has ended
-    answers: BestAnswers[BeamSearchSequence]  # the best of those that have ended
-    num_blocks: int  # the most blocks that the beams may hold together
-    max_answer_tokens: int
-    orig_prompt: dict[str, Any]  # as in `BeamSearchSequence`
-    adapter: Any = None  # as the user named it
-    num_tokens: int = 0  # the tokens of each beam's answer so far
-    num_requests: int = 1  # the requests of this search so far; numbers the ids of forks
 
 
 class BeamSearch:
@@ -98,17 +71,33 @@ class BeamSearch:
 
         Raises ParameterError for a prompt that is refused, or if the cache cannot hold its beams at once.
         """
-        width, engine = self.params.beam_width, self.engine
         sampling = SamplingParams(
             temperature=0, max_tokens=self.params.max_tokens, ignore_eos=self.params.ignore_eos
         )
-        (request,) = engine.make_requests(request_id, prompt, sampling, **options)
+        (request,) = self.engine.make_requests(request_id, prompt, sampling, **options)
         # These scores may be more than a user's request may ask for, so they are set after the check.
         request.params.logprobs, request.is_scored = self.num_likeliest, True
-        max_answer_tokens, num_prompt_tokens = request.output.limit, request.num_prompt_tokens
+        num_blocks = self._num_blocks(request.num_prompt_tokens, request.output.limit)
+        orig_prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+        if text is not None:
+            orig_prompt["prompt"] = text
+        return Search(
+            beams=[Beam(request)],
+            answers=BestAnswers(self.params.beam_width, self.params.length_penalty),
+            num_blocks=num_blocks,
+            max_answer_tokens=request.output.limit,
+            orig_prompt=orig_prompt,
+            adapter=request.adapter,
+        )
+
+    def _num_blocks(self, num_prompt_tokens: int, max_answer_tokens: int) -> int:
+        """The most blocks that the beams of one search hold together. Raises ParameterError if the cache has
+        fewer.
+        """
+        width, block_size = self.params.beam_width, self.cache.block_size
         # The last token of an answer is never computed. All beams share the full blocks of the prompt.
         num_longest = num_prompt_tokens + max_answer_tokens - 1
-        num_shared_blocks = num_prompt_tokens // self.cache.block_size
+        num_shared_blocks = num_prompt_tokens // block_size
         num_beams = width if max_answer_tokens > 1 else 1
         num_blocks_of_beam = self.cache.num_blocks_for(num_longest) - num_shared_blocks
         num_blocks = num_shared_blocks + num_beams * num_blocks_of_beam
@@ -116,15 +105,11 @@ class BeamSearch:
             raise ParameterError(
                 "beam_width",
                 f"beam_width={width}: {num_beams} beams of up to {num_longest} tokens, of which they share "
-                f"{num_shared_blocks * self.cache.block_size}, may need {num_blocks} blocks of "
-                f"{self.cache.block_size} tokens, and the cache has {self.cache.num_blocks}; fewer beams, a "
-                f"smaller max_tokens={self.params.max_tokens}, or a larger cache is accepted",
+                f"{num_shared_blocks * block_size}, may need {num_blocks} blocks of {block_size} tokens, and "
+                f"the cache has {self.cache.num_blocks}; fewer beams, a smaller "
+                f"max_tokens={self.params.max_tokens}, or a larger cache is accepted",
             )
-        orig_prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
-        if text is not None:
-            orig_prompt["prompt"] = text
-        answers = BestAnswers[BeamSearchSequence](width, self.params.length_penalty)
-        return Search([Beam(request)], answers, num_blocks, max_answer_tokens, orig_prompt, request.adapter)
+        return num_blocks
 
     def run(
         self,
@@ -199,7 +184,7 @@ class BeamSearch:
         try:
             step.pending = self.engine.executor.submit(step.batch)
             result = step.result()
-            scores = _scores_of(step, result)
+            scores = next_token_scores(step, result)
         except Exception as error:
             self.scheduler.rollback(step)
             failed = self.engine.recover(step, error)
@@ -226,7 +211,7 @@ class BeamSearch:
         # 1. Choose the continuations, keep the answers that have ended, and see whether the search goes on.
         going_on, ended = best_continuations(
             [beam.score for beam in last_beams],
-            [_likeliest(beam, self.num_likeliest) for beam in last_beams],
+            [beam.next_scores().top(self.num_likeliest) for beam in last_beams],
             self.params.beam_width,
             lambda token_id: is_last or token_id in self.end_ids,
         )
@@ -235,7 +220,7 @@ class BeamSearch:
         )
         if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
-        search.beams, forks = _next_beams(search, going_on)
+        search.beams, forks = next_beams(search, going_on)
         # 2. Free the blocks of beams that do not go on.
         kept = {id(beam.request) for beam in search.beams}
         for beam in last_beams:
@@ -252,7 +237,6 @@ class BeamSearch:
     def _answer(self, search: Search, continuation: Continuation) -> BeamSearchSequence:
         """The answer that ends with this continuation."""
         beam = search.beams[continuation.beam]
-        assert beam.scores is not None
         tokens = [*beam.request.token_ids, continuation.token_id]
         has_stopped = continuation.token_id in self.end_ids
         hides_end = has_stopped and not self.params.include_stop_str_in_output
@@ -262,7 +246,7 @@ class BeamSearch:
         return BeamSearchSequence(
             orig_prompt=search.orig_prompt,
             tokens=tokens,
-            logprobs=[*beam.logprobs, beam.scores],
+            logprobs=[*beam.logprobs, beam.next_scores()],
             lora_request=search.adapter,
             cum_logprob=continuation.score,
             text=text,
@@ -270,53 +254,3 @@ class BeamSearch:
             stop_reason=continuation.token_id if has_stopped else None,
             score=penalized(continuation.score, search.num_tokens, self.params.length_penalty),
         )
-
-
-def _scores_of(step: Step, result: StepResult) -> dict[str, TokenScores]:
-    """By request id: the scores of the next token, for each request whose known tokens are all computed."""
-    scores: dict[str, TokenScores] = {}
-    for s, (request_id, tokens) in enumerate(zip(step.batch.ids, result.tokens, strict=True)):
-        if NO_TOKEN in tokens:
-            raise ArithmeticError("the model's logits are not finite numbers")
-        for token_scores in result.logprobs[s] if result.logprobs else ():
-            assert isinstance(token_scores, TokenScores)
-            scores[request_id] = token_scores
-    return scores
-
-
-def _likeliest(beam: Beam, count: int) -> list[tuple[int, float]]:
-    """(id, log probability) of the `count` likeliest tokens that may follow a beam."""
-    assert beam.scores is not None
-    return beam.scores.top(count)
-
-
-def _next_beams(search: Search, going_on: Sequence[Continuation]) -> tuple[list[Beam], list[Request]]:
-    """The beams that go on, in order, and the requests among them that are new.
-
-    The best continuation of a beam goes on in the beam's own request, and keeps its blocks; each other one is
-    a fork of it.
-    """
-    ids_before = [list(beam.request.token_ids) for beam in search.beams]  # without this step's tokens
-    beams, forks = list[Beam](), list[Request]()
-    continued: set[int] = set()  # the indices of beams that go on in their own request
-    for beam_index, token_id, score in going_on:
-        parent = search.beams[beam_index]
-        assert parent.scores is not None
-        request = parent.request
-        if beam_index not in continued:
-            continued.add(beam_index)
-            request.token_ids.append(token_id)
-        else:
-            request = replace(
-                request,
-                id=f"{request.request_id}/{search.num_requests}",
-                token_ids=[*ids_before[beam_index], token_id],
-                parent=request,
-                state=State.WAITING,
-                num_computed_tokens=0,
-                num_preemptions=0,
-            )
-            search.num_requests += 1
-            forks.append(request)
-        beams.append(Beam(request, score, [*parent.logprobs, parent.scores]))
-    return beams, forks

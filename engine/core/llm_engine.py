@@ -17,8 +17,9 @@ from engine.core.interfaces import Adapters, Capability, Preparation, Recover
 from engine.core.mailbox import error_text
 from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
 from engine.decoding.outputs import FinishReason, RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.sampling import NO_TOKEN, SUPPORTS
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
@@ -314,29 +315,21 @@ class LLMEngine:
         """Return the outputs of a landed step, one for each user's request of the `live` samples. Tell
         listeners of the step, then of the ended requests.
         """
-        batch = step.batch
         request_ids = dict.fromkeys(request.request_id for request in live)  # each once, in order
         outputs = [self._output(request_id) for request_id in request_ids]
         self._num_steps += 1
         if self.listeners:
-            self.listeners.tell(
-                "on_step",
-                StepRecord(
-                    number=self._num_steps,
-                    start=step.start,
-                    end=time.perf_counter(),
-                    schedule_seconds=step.schedule_end - step.start,
-                    execute_seconds=landed_at - step.schedule_end,
-                    request_ids=batch.ids,
-                    tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.ids)))),
-                    tokens_cached=tuple(request.num_cached_tokens for request in step.requests),
-                    tokens_held=batch.context_lens,
-                    num_running=len(self.scheduler.running),
-                    num_waiting=len(self.scheduler.waiting),
-                    error=error,
-                    counters=counters or {},
-                ),
+            record = StepRecord.of(
+                step,
+                number=self._num_steps,
+                landed_at=landed_at,
+                end=time.perf_counter(),
+                num_running=len(self.scheduler.running),
+                num_waiting=len(self.scheduler.waiting),
+                error=error,
+                counters=counters,
             )
+            self.listeners.tell("on_step", record)
             for request in ended:
                 self.listeners.tell("on_finish", request)
         return outputs

@@ -28,12 +28,14 @@ class _Call:
 class OneAtATime:
     """A thread that does work in the order in which it comes."""
 
-    def __init__(self, what: str, max_waiting: float) -> None:
-        """`what` names the things that wait, for an error message: "constraints"."""
-        self.what, self.max_waiting = what, max_waiting
+    def __init__(self, noun: str, max_waiting: float) -> None:
+        """At most `max_waiting` pieces of work wait; it may be infinite. `noun` says what they are, for an
+        error message: "constraints".
+        """
+        self.noun, self.max_waiting = noun, max_waiting
         self._calls: dict[Hashable, _Call] = {}
         self._lock = threading.RLock()  # guards `_calls`; a future that is cancelled calls `_forget` at once
-        self._thread = ThreadPoolExecutor(1, what)
+        self._thread = ThreadPoolExecutor(1, noun)
 
     @property
     def num_calls(self) -> int:
@@ -46,7 +48,7 @@ class OneAtATime:
             call = self._calls.get(work.name)
             if call is None:
                 if len(self._calls) > self.max_waiting:
-                    raise NoRoomError(f"{self.max_waiting} {self.what} wait for their turn already")
+                    raise NoRoomError(f"{self.max_waiting} {self.noun} wait for their turn already")
                 call = self._calls[work.name] = _Call(self._thread.submit(work.function))
                 call.future.add_done_callback(partial(self._forget, work.name, call))
             call.num_callers += 1

@@ -16,7 +16,7 @@ from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import SamplingState, allowed_mask, new_seed
+from engine.decoding.sampling_state import SamplingState, allowed_mask, new_seed
 from engine.decoding.stopping import GrowingOutput
 from engine.models.config import ModelConfig
 from engine.requests.request import Request
@@ -37,27 +37,30 @@ class Submission:
     def output(self, request_id: str) -> RequestOutput:
         """The output of all samples so far. Lists that still grow are not copied."""
         completions: list[CompletionOutput] = []
-        finished, error, error_field = True, None, None
+        finished = True
+        failed: Request | None = None  # the first sample that has failed
         for index, request in enumerate(self.samples):
             completions.append(_completion(index, request))
-            finished = finished and request.output.finish_reason is not None
-            error, error_field = error or request.error, error_field or request.error_field
+            if request.output.finish_reason is None:
+                finished = False
+            if request.error and failed is None:
+                failed = request
         first = self.samples[0]
         scores = first.prompt_logprobs
         if scores and self.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
             self.prompt_logprobs = scores
         return RequestOutput(
-            request_id,
-            self.prompt,
-            first.sampling.prompt_ids,
-            completions,
-            finished,
-            self.prompt_logprobs,
-            first.num_cached_tokens,
-            error,
-            first.stats,
-            self.adapter,
-            error_field,
+            request_id=request_id,
+            prompt=self.prompt,
+            prompt_token_ids=first.sampling.prompt_ids,
+            outputs=completions,
+            finished=finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=first.num_cached_tokens,
+            error=failed.error if failed else None,
+            stats=first.stats,
+            lora_request=self.adapter,
+            error_field=failed.error_field if failed else None,
         )
 
 
@@ -121,11 +124,22 @@ def make_samples(
     samples = list[Request]()
     for index in range(params.n):
         output = GrowingOutput(
-            tokenizer, params, len(token_ids), config.max_positions, config.eos_token_ids, bad_words
+            tokenizer,
+            params,
+            prompt_length=len(token_ids),
+            max_positions=config.max_positions,
+            eos_token_ids=config.eos_token_ids,
+            bad_words=bad_words,
         )
         stop_ids = (*output.eos_token_ids, *params.stop_token_ids)
         sampling = SamplingState(
-            params, token_ids, output.token_ids, seed + index, stop_ids, bad_words=bad_words, mask=mask
+            params,
+            prompt_ids=token_ids,
+            output_ids=output.token_ids,
+            seed=seed + index,
+            stop_ids=stop_ids,
+            bad_words=bad_words,
+            mask=mask,
         )
         request = Request(
             id=f"{request_id}/{index}",

@@ -37,11 +37,11 @@ class BadWords:
                 else:
                     self._by_previous[ids[-2]].add(ids)
 
-    def completing(self, output_ids: Sequence[int], guesses: Sequence[int] = ()) -> tuple[int, ...]:
-        """The tokens that would complete a word if they came next, behind the output and `guesses`, which are
+    def completing(self, output_ids: Sequence[int], drafts: Sequence[int] = ()) -> tuple[int, ...]:
+        """The tokens that would complete a word if they came next, behind the output and `drafts`, which are
         taken to follow the output (Part 16).
         """
-        last_ids = (*output_ids[-self._longest :], *guesses)  # enough to find any word
+        last_ids = (*output_ids[-self._longest :], *drafts)  # enough to find any word
         completing = list(self._single_tokens)
         if last_ids:
             for word in self._by_previous.get(last_ids[-1], ()):

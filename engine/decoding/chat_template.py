@@ -7,21 +7,19 @@ length of its text. Does not know which roles there are, or in which order: the 
 Document: https://huggingface.co/docs/transformers/chat_templating
 """
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2 import TemplateError, meta
+from jinja2.ext import loopcontrols
 
 from engine.decoding.params import ParameterError
 from engine.decoding.prompts import prompt_token_ids
-from engine.decoding.template_sandbox import BoundedEnvironment, render, to_text
+from engine.decoding.template_functions import Generation, raise_exception, strftime_now, tojson
+from engine.decoding.template_sandbox import BoundedEnvironment, render
 from engine.models.checkpoint import CheckpointError, read_json, read_text, resolve
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
@@ -34,7 +32,8 @@ ARGUMENTS = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
 # Fields of a message in whose texts special tokens are guarded, wherever in the field they stand.
-GUARDED_FIELDS = ("content", "tool_calls", "reasoning", "reasoning_content")
+EXTRA_FIELDS = ("tool_calls", "reasoning", "reasoning_content")
+GUARDED_FIELDS = ("content", *EXTRA_FIELDS)
 # Errors that a template may raise beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
@@ -87,8 +86,8 @@ class ChatTemplate:
         `special_tokens` maps names such as "bos_token", which the template may use, to texts. Raises
         CheckpointError if `source` is not a template, or has more than MAX_TEMPLATE_CHARACTERS.
         """
-        environment = BoundedEnvironment([loopcontrols, _Generation], {"tojson": _to_json})
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment = BoundedEnvironment([loopcontrols, Generation], {"tojson": tojson})
+        environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise CheckpointError(
                 f"the chat template has {len(source):,} characters: at most {MAX_TEMPLATE_CHARACTERS:,}"
@@ -114,11 +113,8 @@ class ChatTemplate:
         path = folder / "tokenizer_config.json"
         config = read_json(path) if path.exists() else {}
         source = config.get("chat_template")
-        if isinstance(source, list):  # each entry is a dict with "name" and "template"
-            templates = {
-                entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
-            }
-            source = templates.get("default")
+        if isinstance(source, list):
+            source = _default_template(source)
         file = folder / "chat_template.jinja"
         if file.exists():
             source = read_text(file)
@@ -224,55 +220,62 @@ def _guard_all(
     Raises ChatError if another field than GUARDED_FIELDS, or one of `variables`, spells a special token. Such
     values (a role, for example) are not guarded, because the template compares them.
     """
-    # 1. Sort the messages' fields: contents, other fields to guard, and fields that must not need a guard.
-    extra_fields = [
-        {name: value for name, value in message.items() if name in GUARDED_FIELDS and name != "content"}
-        for message in messages
-    ]
-    other_fields = [
-        {name: value for name, value in message.items() if name not in GUARDED_FIELDS} for message in messages
-    ]
+    # 1. Collect the texts to guard beside the contents, and those that must not need a guard.
+    extra_fields: list[dict[str, Any]] = []
+    other_fields: list[dict[str, Any]] = []
+    for message in messages:
+        extra_fields.append({name: message[name] for name in EXTRA_FIELDS if name in message})
+        other_fields.append({name: message[name] for name in message if name not in GUARDED_FIELDS})
+    to_guard = _texts_of([extra_fields, tools])
     # The texts themselves and not their JSON, in which a special token such as <|"|> is written differently.
-    unguarded: list[str] = []
-    _with_texts([variables, other_fields], unguarded.append)
+    unguarded = _texts_of([other_fields, variables])
     # 2. One guard serves all texts, so `guarded` gets each of them as the content of a message.
-    texts: list[str] = []
-    _with_texts([extra_fields, tools], texts.append)
-    contents = [{"content": text} for text in (*unguarded, *texts)]
-    results, guard = guarded([*messages, *contents], special_tokens)
-    guarded_messages = results[: len(messages)]
-    guarded_contents = [result["content"] for result in results[len(messages) :]]
-    if guarded_contents[: len(unguarded)] != unguarded:
+    as_messages = [{"content": text} for text in (*to_guard, *unguarded)]
+    results, guard = guarded([*messages, *as_messages], special_tokens)
+    guarded_messages, others = results[: len(messages)], results[len(messages) :]
+    guarded_texts = [result["content"] for result in others]
+    if guarded_texts[len(to_guard) :] != unguarded:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
     # 3. Put the guarded texts into their places.
-    guarded_of = dict(zip(texts, guarded_contents[len(unguarded) :], strict=True))
-    extra_fields, tools = _with_texts([extra_fields, tools], guarded_of.__getitem__)
+    guarded_of = dict(zip(to_guard, guarded_texts, strict=False))
+    extra_fields, tools = _replaced([extra_fields, tools], guarded_of)
     pairs = zip(guarded_messages, extra_fields, strict=True)
     return [message | fields for message, fields in pairs], tools, guard
 
 
-def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """A copy of JSON data, with `change(text)` in place of each text. Names of fields are texts, too."""
+def _texts_of(value: Any) -> list[str]:
+    """All texts in JSON data, the names of fields included."""
     if isinstance(value, str):
-        return change(value)
+        return [value]
+    parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        return {change(name): _with_texts(inner, change) for name, inner in value.items()}
+        parts = (*value.keys(), *value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
+    texts: list[str] = []
+    for part in parts:
+        texts += _texts_of(part)
+    return texts
+
+
+def _replaced(value: Any, new_texts: Mapping[str, str]) -> Any:
+    """A copy of JSON data with new_texts[text] in place of each text, the names of fields included."""
+    if isinstance(value, str):
+        return new_texts[value]
+    if isinstance(value, Mapping):
+        return {_replaced(name, new_texts): _replaced(inner, new_texts) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_texts(inner, change) for inner in value]
+        return [_replaced(inner, new_texts) for inner in value]
     return value
 
 
-class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the model's words for training.
-
-    Here it renders only its body.
-    """
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def _default_template(entries: list[Any]) -> Any:
+    """The template "default" of several, each a dict with "name" and "template". None if there is none."""
+    template = None
+    for entry in entries:
+        if isinstance(entry, dict) and entry.get("name") == "default":
+            template = entry.get("template")
+    return template
 
 
 def _text(token: Any) -> str | None:
@@ -282,18 +285,3 @@ def _text(token: Any) -> str | None:
     """
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
-
-
-def _refuse(message: object) -> NoReturn:
-    """The function `raise_exception` of a template."""
-    raise TemplateError(to_text(message))
-
-
-def _now(format: str) -> str:
-    """The function `strftime_now` of a template: the current local time, formatted."""
-    return datetime.now().strftime(format)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """The filter `tojson` as in Hugging Face. Unlike Jinja's own filter, it does not escape for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -15,8 +15,9 @@ from torch import Tensor
 from engine.attention.dense import causal
 from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, RequestOutput, RequestStats
-from engine.decoding.params import SamplingParams, refuse_unknown_tokens, refuse_unsupported
+from engine.decoding.params import SamplingParams
 from engine.decoding.prompts import Prompt, prompt_token_ids
+from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.stopping import GrowingOutput
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
@@ -98,10 +99,10 @@ def decode_steps(
     output = GrowingOutput(
         tokenizer,
         params,
-        len(token_ids),
-        config.max_positions,
-        config.eos_token_ids,
-        bad_words_of(params, tokenizer, config.vocab_size),
+        prompt_length=len(token_ids),
+        max_positions=config.max_positions,
+        eos_token_ids=config.eos_token_ids,
+        bad_words=bad_words_of(params, tokenizer, config.vocab_size),
     )
     return _decode(forward, token_ids, output, choose)
 

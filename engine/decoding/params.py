@@ -1,8 +1,7 @@
 """The parameters of one generation, with the fields of all parts. Part 2.
 
-Promises that each value has the right type and range. `refuse_unsupported` promises that no field is silently
-ignored: a field that the present engine does not implement is refused, and the error names the field and the
-part that adds it. Names and meanings are those of vLLM and OpenAI.
+Promises that each value has the right type and range. Names and meanings are those of vLLM and OpenAI.
+refusals.py refuses the fields that the present engine does not implement.
 """
 
 import dataclasses
@@ -275,36 +274,6 @@ class SamplingParams:
             noun = "a whole number" if kind is int else "a number"
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
             raise ParameterError(name, f"{name}={value!r}: {noun} {limits} is accepted")
-
-
-def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None:
-    """Raises ParameterError if a field asks for an effect of a later part and its name is not in `supports`.
-
-    A field whose value has no effect, such as its default, is accepted.
-    """
-    for item in dataclasses.fields(params):
-        name, value = item.name, getattr(params, item.name)
-        if "part" not in item.metadata or name in supports:
-            continue
-        has_no_effect = value == item.default or (name, value) in [("temperature", 0), ("top_k", -1)]
-        if not has_no_effect:
-            part = item.metadata["part"]
-            title = f"Part {part}" if isinstance(part, int) else f"Extension {part}"
-            brings = f"{title} ({item.metadata['brings']}) brings it"
-            raise ParameterError(name, f"{name}={value!r} is not supported here: {brings}")
-
-
-def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ParameterError for a token id in `params` that is not from 0 to `vocab_size` - 1."""
-    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-        token_ids = getattr(params, name) or ()
-        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            continue  # the usual case, made fast
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise ParameterError(
-                    name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}"
-                )
 
 
 def _has_type(value: Any, kind: type) -> bool:

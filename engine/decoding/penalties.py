@@ -35,12 +35,12 @@ class Changes:
                 self._factors_of(token)[1] = params.repetition_penalty
 
     def for_output(
-        self, output_ids: Sequence[int], guesses: Sequence[int] = ()
+        self, output_ids: Sequence[int], drafts: Sequence[int] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
         """(tokens[C], factors[C, 3]) for an output, which must begin with the output of the last call.
 
-        `guesses` are counted as if they followed the output (Part 16). The next call does not count them.
-        Without guesses, the arrays are views, which the next call may change.
+        `drafts` are counted as if they followed the output (Part 16). The next call does not count them.
+        Without drafts, the arrays are views, which the next call may change.
         """
         params = self._params
         if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1:
@@ -48,23 +48,24 @@ class Changes:
                 self._counts[token] += 1
                 self._penalise(self._factors_of(token), self._counts[token])
             self._num_counted = len(output_ids)
-            if guesses:
-                return self._with_guesses(Counter(guesses))
+            if drafts:
+                return self._with_drafts(Counter(drafts))
         C = len(self._index)
         return self._tokens[:C], self._factors[:C]
 
-    def _with_guesses(self, guesses: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the two arrays, as if each token of `guesses` followed the output as often as it counts.
-
-        The arrays have an entry for each token of `guesses`, too.
+    def _with_drafts(self, draft_counts: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the two arrays, as if each token of `draft_counts` followed the output as often as it
+        counts. The arrays have an entry for each of these tokens, too.
         """
         C = len(self._index)
-        new_tokens = [token for token in guesses if token not in self._index]
+        new_tokens = [token for token in draft_counts if token not in self._index]
         new_factors = np.tile(np.array([0, 1, 0], np.float32), (len(new_tokens), 1))  # [len(new_tokens), 3]
         tokens = np.concatenate([self._tokens[:C], np.array(new_tokens, np.int64)])
         factors = np.concatenate([self._factors[:C], new_factors])
-        for token, count in guesses.items():
-            c = self._index[token] if token in self._index else C + new_tokens.index(token)
+        for token, count in draft_counts.items():
+            c = self._index.get(token)
+            if c is None:
+                c = C + new_tokens.index(token)
             self._penalise(factors[c], self._counts[token] + count)
         return tokens, factors
 

@@ -1,7 +1,7 @@
 """The sampling parameters that a model's makers recommend, in its generation_config.json. Part 4.
 
-Promises vLLM's rules: a recommended value takes the place of each field that the user does not give. Reads no
-file.
+Promises vLLM's rules: a recommended value takes the place of each field that the user does not give, but
+a recommended `max_tokens` is a bound. Reads no file.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,11 +31,11 @@ def with_recommended(
 ) -> SamplingParams:
     """`params`, with the recommended value of each field whose name is not in `given`.
 
-    A recommended `max_tokens` is also a bound on a given one, as in vLLM's server. Raises ParameterError if
-    the values contradict each other.
+    A recommended `max_tokens` is a bound instead, on the given one or the default, as in vLLM's server.
+    Raises ParameterError if the values contradict each other.
     """
     changes = {name: value for name, value in recommended.items() if name not in given}
-    if "max_tokens" in recommended:
-        bound, requested = recommended["max_tokens"], params.max_tokens
-        changes["max_tokens"] = bound if requested is None else min(requested, bound)
+    bound = recommended.get("max_tokens")
+    if bound is not None:
+        changes["max_tokens"] = bound if params.max_tokens is None else min(params.max_tokens, bound)
     return replace(params, **changes) if changes else params

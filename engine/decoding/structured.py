@@ -14,6 +14,7 @@ from typing import Any
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 # Limits, because a constraint is compiled, and what was compiled is kept for the next request.
 MAX_SCHEMA_CHARACTERS = 1 << 16  # of a JSON schema, written as JSON
 MAX_GRAMMAR_CHARACTERS = 1 << 16
@@ -49,12 +50,18 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False  # no spaces and newlines between the parts of the JSON
     disable_additional_properties: bool = False  # no properties but those that the schema names
     whitespace_pattern: str | None = None  # a regular expression for what may stand between the parts
-    structural_tag: str | None = None  # vLLM's; refused, see `__post_init__`
+    structural_tag: str | None = None  # vLLM's, which is refused here
     # The beginning of the text that must fit, if the prompt ends with it: the output continues it, and both
     # together fit. None: the output is the whole text.
     prefix: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_number_of_constraints()
+        self._check_types()
+        self._check_json_options()
+
+    def _check_number_of_constraints(self) -> None:
+        """Raises StructureError unless exactly one constraint is given, and it is one that is supported."""
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) != 1:
             listed = " and ".join(given) or "none"
@@ -64,6 +71,9 @@ class StructuredOutputsParams:
             )
         if self.structural_tag is not None:
             raise StructureError("structural_tag", " is not supported: grammar can say the same")
+
+    def _check_types(self) -> None:
+        """Check the type and the size of each field, and copy `choice`. Raises StructureError."""
         if self.json_object is not None and self.json_object is not True:
             raise StructureError("json_object", f"={self.json_object!r}: true is accepted")
         for name in FLAGS:
@@ -77,8 +87,11 @@ class StructuredOutputsParams:
             object.__setattr__(self, "choice", _choices(self.choice))  # the dataclass is frozen
         if self.json is not None:
             self.schema_text()  # raises StructureError
+
+    def _check_json_options(self) -> None:
+        """Raises StructureError for an option of JSON without JSON, or for two that exclude each other."""
         is_json = self.json is not None or self.json_object is not None
-        for name in (*FLAGS[1:], "whitespace_pattern"):
+        for name in JSON_OPTIONS:
             if getattr(self, name) and not is_json:
                 raise StructureError(name, f"={getattr(self, name)!r} needs json or json_object")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:

@@ -3,19 +3,15 @@
 A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
 files. This sandbox also limits what a render computes. Each item of a loop, call, filter, operator and
 printed value is charged to a `Budget` before it is computed, with the most characters that its result may
-have. A render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be
-killed, and memory stays within a few times MAX_CHARACTERS. One operation is not charged: a comparison of
-lists, which deeply nested lists can make slow.
-
-From top to bottom: the budget, `render`, the environment that charges the budget, and the charges.
+have (template_costs.py). A render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So
+no thread has to be killed, and memory stays within a few times MAX_CHARACTERS. One operation is not charged:
+a comparison of lists, which deeply nested lists can make slow.
 """
 
 import functools
-import re
 import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sized, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
-from itertools import islice
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError, nodes, pass_context
@@ -25,21 +21,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-# Characters that one render may make, intermediate results included. A prompt of a million tokens has about 4
-# million characters.
-MAX_CHARACTERS = 2**25
-# Characters charged for each step, beside those of its result: an item of a loop or of a list, a call, an
-# operator. So a render of many steps ends, even if they make no text.
-STEP_CHARACTERS = 64
+from engine.decoding.template_costs import (
+    MAX_CHARACTERS,
+    STEP_CHARACTERS,
+    WRITING_FILTERS,
+    Text,
+    as_list,
+    filter_characters,
+    format_characters,
+    method_characters,
+    written_length,
+)
+
 MAX_SECONDS = 10.0  # that one render may take
 MAX_INT_BITS = 4096  # of a product or a power of whole numbers
-Text = str | bytes
 
 # The names of two filters of this sandbox. A template cannot call them, because of the space in each name.
 COUNTED, JOINED = "counted iterations", "joined pieces"
-# Filters that convert their whole value to text.
-WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
-FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
 
 
 class BudgetExceeded(TemplateError):
@@ -61,6 +59,10 @@ class Budget:
             raise BudgetExceeded(f"the chat template makes more than {MAX_CHARACTERS:,} characters")
         if time.monotonic() > self.deadline:
             raise BudgetExceeded(f"the chat template takes more than {MAX_SECONDS:g} seconds")
+
+    def charge_result(self, result: Any) -> None:
+        """Charge for the text or the list that a call or a filter has returned."""
+        self.charge(len(result) if isinstance(result, Text | list) else 0)
 
     def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
         """Yield the items, and charge for each one.
@@ -125,13 +127,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             _refuse_large_int(operator, left, right)
         elif operator == "*":
-            for value, times in ((left, right), (right, left)):
+            for value, times in ((left, right), (right, left)):  # "a" * 3, and 3 * "a"
                 if isinstance(value, Sized) and isinstance(times, int):
                     budget.charge(len(value) * max(times, 0))
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             budget.charge(len(left) + len(right))
         elif operator == "%" and isinstance(left, Text):
-            budget.charge(_format_characters(left, right))
+            budget.charge(format_characters(left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,10 +147,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if args:
                 args = (budget.counted(args[0]), *args[1:])
         elif isinstance(owner, Text | int):
-            args = tuple(_as_list(argument) for argument in args)
-            budget.charge(_method_characters(obj.__name__, owner, (*args, *kwargs.values())))
+            args = tuple(as_list(argument) for argument in args)
+            budget.charge(method_characters(obj.__name__, owner, (*args, *kwargs.values())))
         result = super().call(context, obj, *args, **kwargs)
-        budget.charge(len(result) if isinstance(result, Text | list) else 0)
+        budget.charge_result(result)
         return result
 
 
@@ -209,106 +211,19 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:
-        leading, (value, *others) = args[:num_leading], args[num_leading:]
+        leading = args[:num_leading]
+        value, *others = args[num_leading:]
         if name in WRITING_FILTERS:
-            value = _as_list(value)
+            value = as_list(value)
+        elif name == "replace":  # this filter replaces in the text of its value
+            value = to_text(value)
         budget = _budget.get()
-        _charge_filter(budget, name, value, (*others, *kwargs.values()))
+        budget.charge(filter_characters(name, value, (*others, *kwargs.values())))
         result = function(*leading, value, *others, **kwargs)
-        budget.charge(len(result) if isinstance(result, Text | list) else 0)
+        budget.charge_result(result)
         return result
 
     return charged
-
-
-def _charge_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ...]) -> None:
-    """Charge the budget with the most characters that `value | name(arguments)` may make."""
-    if name in ("default", "d"):
-        return  # the filter returns its value or its argument
-    if name == "format":
-        characters = _format_characters(value, arguments)
-    elif name == "replace":
-        characters = _method_characters("replace", to_text(value), arguments)
-    elif name in WRITING_FILTERS:
-        num_items = len(value) if isinstance(value, Sized) else 1
-        size = written_length(value)
-        characters = size + num_items * written_length(arguments) + size * _largest_int(arguments)
-    else:
-        size = len(value) if isinstance(value, Text) else 0
-        insertions = 1  # how often the result may have an argument, or as many spaces as an argument says
-        if name == "indent" and size:
-            insertions += value.count("\n")
-        elif name in ("wordwrap", "urlize"):
-            insertions += size
-        longest = max((len(argument) for argument in arguments if isinstance(argument, Text)), default=0)
-        characters = size + insertions * max(longest, _largest_int(arguments))
-    budget.charge(characters)
-
-
-def _method_characters(name: str, owner: Any, arguments: tuple[Any, ...]) -> int:
-    """The most characters that a method of a text or of a number may make. `owner` is the text or number."""
-    size = len(owner) if isinstance(owner, Text) else 0
-    if name == "replace" and len(arguments) > 1:
-        old, new = arguments[:2]
-        replacements = owner.count(old) if isinstance(old, type(owner)) else 0
-        return size + (replacements * len(new) if isinstance(new, Text) else 0)
-    if name in ("format", "format_map"):
-        return size + _format_characters(owner, arguments)
-    if name == "join":
-        num_items = max((len(argument) for argument in arguments if isinstance(argument, Sized)), default=0)
-        return written_length(arguments) + size * num_items
-    if name == "translate":
-        return size * written_length(arguments)
-    width = _largest_int(arguments)
-    return size + width * (size + 1 if name == "expandtabs" else 1)
-
-
-def _format_characters(template: Any, values: Any) -> int:
-    """The most characters that a format (`%` or `str.format`) may make: its text, values and widths."""
-    text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
-    widths = 0  # the sum of the widths that are written in the template
-    for field in FORMAT_FIELD.findall(text):
-        for digits in re.findall(r"\d+", field):
-            widths += int(digits[:12])  # 12 digits suffice to exceed MAX_CHARACTERS
-    values = values if isinstance(values, tuple) else (values,)
-    num_fields = 1 + text.count("{") + text.count("%")  # an upper bound; each field may show all values
-    has_width_values = "*" in text or re.search(r"\{[^{}]*\{", text)  # a value is a width: "%*d", "{:>{}}"
-    value_widths = num_fields * _largest_int(values) if has_width_values else 0
-    return len(text) + widths + num_fields * written_length(values) + value_widths
-
-
-def written_length(value: Any) -> int:
-    """An estimate of the characters of str(value), with STEP_CHARACTERS more for each part of the value.
-
-    The count stops as soon as it exceeds MAX_CHARACTERS.
-    """
-    total, parts = 0, [value]
-    while parts and total <= MAX_CHARACTERS:
-        part = parts.pop()
-        total += STEP_CHARACTERS
-        if isinstance(part, Text):
-            total += len(part)
-        elif isinstance(part, int):
-            total += part.bit_length() // 3  # a decimal digit stands for more than three bits
-        elif isinstance(part, Mapping):
-            parts += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
-            parts += part
-            total += len(part)
-    return total
-
-
-def _as_list(value: Any) -> Any:
-    """Convert an iterator to a list, so that its items can be counted before they are used.
-
-    Other values are returned unchanged.
-    """
-    return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
-
-
-def _largest_int(values: Iterable[Any]) -> int:
-    """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
-    return max((abs(value) for value in values if isinstance(value, int)), default=0)
 
 
 def _refuse_large_int(operator: str, left: int, right: int) -> None:

@@ -55,7 +55,8 @@ NUMBERS_PER_ROW = len(PADDING) - 1  # the numbers of a row, without its block ta
 
 def ladder(max_rows: int) -> list[int]:
     """The sizes of graphs, in rows, ascending: vLLM's 1, 2, 4, then multiples of 8, and `max_rows` last."""
-    return sorted({size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows} | {max_rows})
+    smaller = [size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows]
+    return [*smaller, max_rows]
 
 
 class ModelStep:
@@ -99,9 +100,15 @@ class DecodeGraphs:
     """Computes decode steps by graphs: one for each size of the ladder, all over the same buffers."""
 
     def __init__(
-        self, step_of: StepOf, last: LastTokens, vocab_size: int, max_rows: int, width: int, capture: bool,
+        self,
+        step_of: StepOf,
+        last: LastTokens,
+        vocab_size: int,
+        max_rows: int,
+        width: int,
+        capture: bool,
         in_flight: int = 2,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`vocab_size` is 0 if the step gives no logits: `likeliest` is not set then (Extension A). `width`
         is the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
         `in_flight` is the number of calls that may be submitted before the device begins the first.
@@ -190,11 +197,11 @@ class DecodeGraphs:
 class GraphWay:
     """A `Way` that computes a step by a graph, if the step has few rows and scores no prompt."""
 
-    def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new: int = 1) -> None:
-        """`max_new` is the most new tokens that a sequence may have. More than 1 needs a step
-        that stores the keys of all new tokens before any row attends (Part 16).
+    def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new_tokens: int = 1) -> None:
+        """`max_new_tokens` is the most new tokens of a sequence. More than 1 needs a step that stores the
+        keys of all new tokens before any row attends (Part 16).
         """
-        self.graphs, self._V, self._max_new = graphs, vocab_size, max_new
+        self.graphs, self._V, self._max_new_tokens = graphs, vocab_size, max_new_tokens
 
     def fits(self, batch: Batch) -> bool:
         """Whether the step has few rows, few new tokens of each sequence, and no row of a prompt to score."""
@@ -202,7 +209,7 @@ class GraphWay:
             return False
         if batch.num_tokens == len(batch.ids):  # one new token each
             return True
-        return all(end - start <= self._max_new for start, end in pairwise(batch.query_start))
+        return all(end - start <= self._max_new_tokens for start, end in pairwise(batch.query_start))
 
     def __call__(self, batch: Batch) -> Logits:
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]

@@ -148,7 +148,7 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ReplayedStep:
     """A recorded step: its result in the recording, and its result when it was run again."""
 
     step: int
@@ -169,7 +169,7 @@ def run_again(
     file: TextIO,
     runners: Mapping[str, tuple[Executor, Bounds]],
     write_adapter: Callable[[int, str], None],
-) -> Iterator[Compared]:
+) -> Iterator[ReplayedStep]:
     """Run the steps of a recording in the order in which they were submitted. Yields the steps whose results
     were read, in the order in which they were read.
 
@@ -236,7 +236,9 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
         return error
 
 
-def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
+def _compare(
+    entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception
+) -> ReplayedStep:
     """Wait for the step, and compare it with the result in the file."""
     tokens_now = error_now = None
     try:
@@ -245,5 +247,12 @@ def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pendi
         tokens_now = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    tokens, recorded_error = entry.get("tokens"), entry.get("error")
-    return Compared(entry["result"], runner, batch, tokens, tokens_now, recorded_error, error_now)
+    return ReplayedStep(
+        step=entry["result"],
+        runner=runner,
+        batch=batch,
+        tokens=entry.get("tokens"),
+        tokens_now=tokens_now,
+        error=entry.get("error"),
+        error_now=error_now,
+    )

@@ -168,8 +168,11 @@ class ModelRunner:
         if self.last_tokens is not None:
             self.last_tokens.remember(batch, token_ids)
         # 3. Scores, if a request asks. They are copied to the host together with the tokens.
-        computed = [(score, score(logits, token_ids, batch)) for score in self.scores]
-        scores = [(score, tensors) for score, tensors in computed if tensors is not None]
+        scores: list[tuple[Score, list[Tensor]]] = []
+        for score in self.scores:
+            tensors = score(logits, token_ids, batch)
+            if tensors is not None:
+                scores.append((score, tensors))
         return SubmittedStep(batch, token_ids, scores)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
@@ -184,7 +187,9 @@ class SubmittedStep:
 
     def __init__(self, batch: Batch, token_ids: Tensor, scores: list[tuple[Score, list[Tensor]]]) -> None:
         self.batch, self.scores = batch, scores
-        self._tensors = [token_ids, *(tensor for _, tensors in scores for tensor in tensors)]
+        self._tensors = [token_ids]  # all that the host needs of this step
+        for _, tensors in scores:
+            self._tensors += tensors
         self._host_copy = HostCopy(_pack(self._tensors) if scores else token_ids)
 
     def is_done(self) -> bool:

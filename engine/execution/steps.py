@@ -24,7 +24,7 @@ def steps(
     """
     if not LlamaRows.fits(model, is_part=sum_parts is not None):
         return quantized_steps.steps(model, memory, max_rows)
-    return _llama_steps(model, memory, max_rows, False, sum_parts)
+    return _llama_steps(model, memory, max_rows, sum_parts, stores_first=False)
 
 
 def verifying_steps(
@@ -33,12 +33,15 @@ def verifying_steps(
     """As `steps`, for passes in which a row sees the earlier rows of its sequence (Part 16)."""
     if not LlamaRows.fits(model, is_part=sum_parts is not None):
         return verifying.verifying_steps(model, memory, max_rows)
-    return _llama_steps(model, memory, max_rows, True, sum_parts)
+    return _llama_steps(model, memory, max_rows, sum_parts, stores_first=True)
 
 
 def _llama_steps(
-    model: Llama, memory: PageMemory, max_rows: int, stores_first: bool, sum_parts: SumParts | None
+    model: Llama, memory: PageMemory, max_rows: int, sum_parts: SumParts | None, stores_first: bool
 ) -> StepOf:
+    """The steps of a Llama or a Qwen3. With `stores_first`, the keys and values of all rows are stored before
+    any row attends, so a row sees the earlier rows of its sequence.
+    """
     keys, values = list(memory.keys), list(memory.values)
     many_rows = LlamaRows(model, keys, values, max_rows, stores_first, sum_parts)
     if sum_parts is not None or not LlamaRow.fits(model):  # LlamaRow adds a product to the residual at once

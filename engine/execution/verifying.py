@@ -21,11 +21,12 @@ from engine.models.language_model import LanguageModel
 MAX_GRAPH_ROWS = 256  # rows of the largest graph, unless there are more sequences than that
 
 
-def num_rows(max_num_seqs: int, max_new: int, max_num_batched_tokens: int) -> int:
-    """The number of rows of the largest graph, for sequences with up to `max_new` new tokens each: at least
-    one row for each sequence, and no more rows than a step may have tokens.
+def num_rows(max_num_seqs: int, max_new_tokens: int, max_num_batched_tokens: int) -> int:
+    """The number of rows of the largest graph, for sequences with up to `max_new_tokens` new tokens each: at
+    least one row for each sequence, and no more rows than a step may have tokens.
     """
-    return min(max_num_batched_tokens, max(max_num_seqs, min(MAX_GRAPH_ROWS, max_num_seqs * max_new)))
+    enough = min(MAX_GRAPH_ROWS, max_num_seqs * max_new_tokens)  # for most steps
+    return min(max_num_batched_tokens, max(max_num_seqs, enough))
 
 
 class VerifyRows(ManyRows):

@@ -48,9 +48,11 @@ def _writable_regions() -> list[Region]:
 
     Empty on a system without MAPS.
     """
+    if not MAPS.exists():
+        return []
     regions = []
     # The name of a mapped file need not be UTF-8, and does not matter here.
-    for line in MAPS.read_text("utf-8", errors="replace").splitlines() if MAPS.exists() else ():
+    for line in MAPS.read_text("utf-8", errors="replace").splitlines():
         addresses, rights, _, _, _, *name = line.split()
         if rights.startswith("rw") and name in ([], ["[heap]"]):
             start, end = addresses.split("-")

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.decoding.sampling import Draw
+from engine.decoding.sampling_state import Draw
 
 Ints = tuple[int, ...]
 PLACEHOLDER = -1  # the token id of the token sampled last, while the id is still on the device (Part 13)

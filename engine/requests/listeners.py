@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.requests.batch import Batch
 from engine.requests.request import Request
+from engine.requests.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,39 @@ class StepRecord:
     num_waiting: int  # waiting requests after this step
     error: str | None = None  # why the step failed; the tokens of a failed step do not count
     counters: dict[str, float] = field(default_factory=dict)  # `StepResult.counters`
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        *,
+        number: int,
+        landed_at: float,
+        end: float,
+        num_running: int,
+        num_waiting: int,
+        error: str | None = None,
+        counters: dict[str, float] | None = None,
+    ) -> "StepRecord":
+        """The record of a step whose result, or error, was read at `landed_at`, and that ended at `end`. Both
+        are seconds of the monotonic clock.
+        """
+        batch = step.batch
+        return cls(
+            number=number,
+            start=step.start,
+            end=end,
+            schedule_seconds=step.schedule_end - step.start,
+            execute_seconds=landed_at - step.schedule_end,
+            request_ids=batch.ids,
+            tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.ids)))),
+            tokens_cached=tuple(request.num_cached_tokens for request in step.requests),
+            tokens_held=batch.context_lens,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            error=error,
+            counters=counters or {},
+        )
 
 
 class Listener:

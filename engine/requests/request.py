@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.decoding.outputs import Logprobs, RequestStats, TokenLogprobs
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.decoding.stopping import GrowingOutput
 from engine.requests.batch import PLACEHOLDER
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.decoding.sampling import Draw, Limits
+from engine.decoding.sampling_state import Draw, Limits
 from engine.requests.batch import (
     NO_ADAPTER,
     PLACEHOLDER,

@@ -6,11 +6,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.cache.manager import KVCacheManager
-from engine.decoding.sampling import Draw, SamplingState
+from engine.decoding.sampling_state import Draw, SamplingState
 from engine.requests.batch import NO_ADAPTER, UNSCORED, Batch, Draws, Rows
 from engine.requests.request import Request
 
-Work = Sequence[tuple[Request, int]]  # [S]: each request, and how many new tokens of it to compute
+Scheduled = Sequence[tuple[Request, int]]  # [S]: each request, and how many new tokens of it to compute
 
 
 class LogitsRows(NamedTuple):
@@ -34,7 +34,7 @@ def sampled_rows(request: Request, positions: range) -> LogitsRows:
 
 
 def make_batch(
-    work: Work,
+    work: Scheduled,
     cache: KVCacheManager,
     adapter_slots: Mapping[str, int] | None = None,
     select_rows: SelectRows = sampled_rows,
@@ -109,7 +109,7 @@ def make_batch(
     )
 
 
-def _adapters(work: Work, adapter_slots: Mapping[str, int] | None) -> tuple[int, ...]:
+def _adapters(work: Scheduled, adapter_slots: Mapping[str, int] | None) -> tuple[int, ...]:
     """[S]: the slot of each request's adapter, or NO_ADAPTER."""
     if not adapter_slots:
         return (NO_ADAPTER,) * len(work)
@@ -128,7 +128,7 @@ def _new_tokens(request: Request, start: int, end: int) -> list[int]:
 def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
     """The sampling state for the token after `num_drafts` drafts: penalties count these drafts as output."""
     drafts, state = request.draft_ids[:num_drafts], request.sampling
-    return state.behind(drafts) if drafts and state.is_adjusted else state
+    return state.with_drafts(drafts) if drafts and state.is_adjusted else state
 
 
 def _num_likeliest(logprobs: int | None) -> int:

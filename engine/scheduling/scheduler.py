@@ -13,7 +13,7 @@ from engine.cache.manager import KVCacheManager
 from engine.requests.listeners import Listeners
 from engine.requests.request import Request, State
 from engine.requests.step import Step
-from engine.scheduling.batching import SelectRows, Work, make_batch, sampled_rows
+from engine.scheduling.batching import Scheduled, SelectRows, make_batch, sampled_rows
 
 
 class Scheduler(Protocol):
@@ -125,7 +125,7 @@ class Queues:
                 return request
         return None
 
-    def take(self, work: Work) -> Step:
+    def take(self, work: Scheduled) -> Step:
         """Make the step of `work`. The new tokens count as computed from now on, until a `rollback`."""
         adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
         batch = make_batch(work, self.cache, adapter_slots, self._select_rows)

@@ -13,8 +13,9 @@ from typing import Protocol, Self
 from engine.decoding.bad_words import bad_words_of
 from engine.decoding.greedy import SUPPORTS, Choose, DecodeStep, Forward, argmax, decode_steps
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt, prompt_token_ids
+from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ next step is launched.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -106,13 +106,11 @@ class Speculation:
         # 1. Drop the tokens behind the first rejected draft.
         tokens, logprobs = result.tokens, result.logprobs
         if step.batch.has_drafts:
-            tokens = [
-                confirmed_tokens(sampled, drafts)
-                for sampled, drafts in zip(result.tokens, drafts_of(step.batch), strict=True)
-            ]
+            tokens = []
+            for sampled, drafts in zip(result.tokens, drafts_of(step.batch), strict=True):
+                tokens.append(confirmed_tokens(sampled, drafts))
             if logprobs:
-                pairs = zip(logprobs, tokens, strict=True)
-                logprobs = [scores[: len(confirmed)] for scores, confirmed in pairs]
+                logprobs = [scores[: len(ids)] for scores, ids in zip(logprobs, tokens, strict=True)]
         # 2. Count each request's accepted and rejected drafts.
         self._forget_requests()
         proposed_before, accepted_before = self.tally.proposed, self.tally.accepted
@@ -195,25 +193,16 @@ class Speculation:
         """[S]: drafts for each request, which follow its confirmed tokens tokens[S] of this step."""
         drafts: list[list[int]] = [[] for _ in tokens]
         # 1. Find the requests that continue, and how many tokens to propose for each.
-        num_new = [
-            0 if _ends(request, new_ids) else len(new_ids)
-            for request, new_ids in zip(requests, tokens, strict=True)
-        ]
+        num_new: list[int] = []  # [S]: the tokens of each request in this step; 0 if it ends with them
+        for request, new_ids in zip(requests, tokens, strict=True):
+            num_new.append(0 if _ends(request, new_ids) else len(new_ids))
         wanted = self._num_wanted(requests, num_new)
         if not any(wanted):  # the proposer reads nothing now, and has more to read later
             return drafts
-        # 2. Reserve memory for the next token of each request first. Then reserve memory for a request's
-        #    drafts, if there is room for all of them.
+        # 2. Reserve memory for the drafts.
         continuing = [s for s, count in enumerate(num_new) if self.cap(requests[s], count) is not None]
-        ids = {s: [*requests[s].token_ids, *tokens[s]] for s in continuing}  # all known tokens
-        has_room = {s: self.scheduler.lend(requests[s], len(ids[s])) for s in continuing}
-        self._has_lent = True
-        inputs: list[_ProposerInput] = []
-        for s in continuing:
-            num_known = len(ids[s])
-            max_tokens = int(min(wanted[s], self.proposer.max_positions - num_known))
-            if max_tokens > 0 and has_room[s] and self.scheduler.lend(requests[s], num_known + max_tokens):
-                inputs.append(_ProposerInput(s, (requests[s], ids[s]), max_tokens))
+        texts = {s: (requests[s], [*requests[s].token_ids, *tokens[s]]) for s in continuing}
+        inputs = self._with_memory(texts, wanted)
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
         step_tokens = self.lengths.max_drafts + 1
@@ -226,8 +215,25 @@ class Speculation:
         for item, proposal in zip(inputs, proposals, strict=True):
             drafts[item.s] = proposal
             if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
-                self.lengths.observe(requests[item.s].id, 1, 0)
+                self.lengths.observe(requests[item.s].id, proposed=1, accepted=0)
         return drafts
+
+    def _with_memory(self, texts: Mapping[int, Text], wanted: Sequence[int]) -> list[_ProposerInput]:
+        """What to propose, of wanted[S] tokens for the sequences of `texts`, by their indices in the step.
+
+        Memory for the next token of each request is reserved first. Then memory for a request's drafts is
+        reserved, if there is room for all of them.
+        """
+        self._has_lent = True
+        has_room: dict[int, bool] = {}  # by s: for all known tokens
+        for s, (request, ids) in texts.items():
+            has_room[s] = self.scheduler.lend(request, len(ids))
+        inputs: list[_ProposerInput] = []
+        for s, (request, ids) in texts.items():
+            max_tokens = int(min(wanted[s], self.proposer.max_positions - len(ids)))
+            if max_tokens > 0 and has_room[s] and self.scheduler.lend(request, len(ids) + max_tokens):
+                inputs.append(_ProposerInput(s, (request, ids), max_tokens))
+        return inputs
 
 
 def drafts_of(batch: Batch) -> Iterator[list[int]]:

@@ -5,20 +5,20 @@ same blocks there as the target's lie in the target's memory. So the plan shares
 both models at once.
 
 A call runs one or more passes of the draft model, each for all sequences at once. No token is computed twice,
-and a guess that is confirmed is not computed again. The reported distributions are those from which the
-drafts were drawn. Passes follow one another without a wait for the host, which fetches all guesses at the
-end. This module knows nothing of the target model.
+and a draft that is confirmed is not computed again. The reported distributions are those from which the
+drafts were drawn. Passes follow one another without a wait for the host, which fetches all drafts at the end.
+This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 from torch import Tensor
 
 from engine.cache.manager import KVCacheManager
-from engine.decoding.sampling import Draw, distribution, draw
+from engine.decoding.sampling import distribution, draw
+from engine.decoding.sampling_state import Draw
 from engine.execution.runner import Executor, Logits, choose
 from engine.requests.batch import NO_ADAPTER, PLACEHOLDER, Batch, Draws, Rows
 from engine.requests.request import Request
@@ -49,14 +49,27 @@ class DraftSampler:
         return draw(probs, [row.seed for row in draws.rows], draws.positions)
 
 
-class _SequencePass(NamedTuple):
-    """One sequence in a pass of the draft model."""
+@dataclass(slots=True)
+class _Sequence:
+    """One sequence during a call of `DraftModel.propose`."""
 
     request: Request
     ids: list[int]  # all known tokens of the sequence
+    max_drafts: int
     start: int  # the position of the first token of `new`
-    new: list[int]  # tokens to compute in this pass
-    guesses: list[int] | None  # the sequence's guesses so far; None if this pass chooses no token
+    new: list[int]  # the tokens that the next pass computes
+    drafts: list[int] = field(default_factory=list)  # PLACEHOLDER for one that is still on the device
+
+    @property
+    def lacks_draft(self) -> bool:
+        """Whether the next pass chooses a draft for the sequence."""
+        return len(self.drafts) < self.max_drafts
+
+    def add(self, draft: int) -> None:
+        """Note a draft that a pass has chosen. The next pass computes it, if another one is to follow."""
+        self.start += len(self.new)
+        self.drafts.append(draft)
+        self.new = [draft]
 
 
 class DraftModel:
@@ -70,12 +83,12 @@ class DraftModel:
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many of the known tokens `ids` must be computed before a draft: at least the last token, for
-        its logits. Confirmed guesses are computed already.
+        its logits. Confirmed drafts are computed already.
         """
         progress = self.cache.draft_progress[request.id]
         computed = progress.num_tokens
-        for guess, token_id in zip(progress.guesses, ids[computed:], strict=False):
-            if guess != token_id:
+        for draft, token_id in zip(progress.drafts, ids[computed:], strict=False):
+            if draft != token_id:
                 break
             computed += 1
         return max(1, len(ids) - computed)
@@ -83,65 +96,62 @@ class DraftModel:
     def propose(
         self, texts: Sequence[tuple[Request, list[int]]], max_tokens: Sequence[int]
     ) -> list[list[int]]:
-        """texts[n], max_tokens[n] -> drafts[n]: for each text, at most max_tokens[i] guessed tokens.
+        """texts[n], max_tokens[n] -> drafts[n]: for each text, at most max_tokens[i] tokens that may follow.
 
         A text is (request, its known tokens). With max_tokens[i] = 0 the draft model only computes the tokens
         of the text that it has not computed yet, and drafts[i] is empty.
         """
-        drafts: list[list[int]] = [[] for _ in texts]
-        # 1. Compute the unread tokens of all texts. They overwrite the keys and values of rejected guesses.
-        starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
-        unread = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
-        computing = list(range(len(texts)))  # the indices of texts in the next pass
-        passes: list[tuple[list[int], Pending]] = []  # texts with a guess on the device, and its pass
+        sequences: list[_Sequence] = []
+        for (request, ids), count in zip(texts, max_tokens, strict=True):
+            start = len(ids) - self.unread(request, ids)
+            sequences.append(_Sequence(request, ids, count, start, ids[start:]))
+        # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
+        #    drafts. Each further pass computes the last drafts of those texts that lack another one.
+        computing = sequences
+        passes: list[tuple[list[_Sequence], Pending]] = []  # those that get a draft, which is on the device
         while computing:
-            drafting = [s for s in computing if max_tokens[s] > len(drafts[s])]  # those that get a guess
-            work = [
-                _SequencePass(*texts[s], starts[s], unread[s], drafts[s] if s in drafting else None)
-                for s in computing
-            ]
-            pending = self.runner.submit(self._batch(work))
-            for s in computing:
-                self._note_progress(*texts[s], drafts[s])
-            # 2. Each text of `drafting` has one more guess, which is computed only if another will follow.
-            #    Read the guesses now if penalties must count them on the host, otherwise at the end.
-            if any(texts[s][0].sampling.is_adjusted for s in drafting):
-                guesses = _chosen(pending)
+            drafting = [sequence for sequence in computing if sequence.lacks_draft]
+            pending = self.runner.submit(self._batch(computing))
+            for sequence in computing:
+                self._note_progress(sequence, sequence.drafts)
+            # 2. Read the drafts now if penalties must count them on the host, otherwise at the end.
+            if any(sequence.request.sampling.is_adjusted for sequence in drafting):
+                drafts = _chosen(pending)
             else:
-                guesses = [PLACEHOLDER] * len(drafting)
+                drafts = [PLACEHOLDER] * len(drafting)
                 passes.append((drafting, pending))
-            for s, guess in zip(drafting, guesses, strict=True):
-                starts[s] += len(unread[s])
-                drafts[s].append(guess)
-                unread[s] = [guess]
-            computing = [s for s in drafting if max_tokens[s] > len(drafts[s])]
-        # 3. Read the guesses. All but the last of each sequence are computed.
+            for sequence, draft in zip(drafting, drafts, strict=True):
+                sequence.add(draft)
+            computing = [sequence for sequence in drafting if sequence.lacks_draft]
+        # 3. Read the drafts. All but the last of each sequence are computed.
         for drafting, pending in passes:
-            for s, guess in zip(drafting, _chosen(pending), strict=True):
-                drafts[s][drafts[s].index(PLACEHOLDER)] = guess
-        for (request, ids), guesses in zip(texts, drafts, strict=True):
-            self._note_progress(request, ids, guesses[:-1])
-        return drafts
+            for sequence, draft in zip(drafting, _chosen(pending), strict=True):
+                sequence.drafts[sequence.drafts.index(PLACEHOLDER)] = draft
+        for sequence in sequences:
+            self._note_progress(sequence, sequence.drafts[:-1])
+        return [sequence.drafts for sequence in sequences]
 
-    def _note_progress(self, request: Request, ids: list[int], guesses: list[int]) -> None:
-        """Note that the known tokens `ids`, and the guesses behind them, are computed."""
-        progress = self.cache.draft_progress[request.id]
-        progress.num_tokens, progress.guesses = len(ids), list(guesses)
+    def _note_progress(self, sequence: _Sequence, drafts: list[int]) -> None:
+        """Note that the known tokens of a sequence, and the drafts behind them, are computed."""
+        progress = self.cache.draft_progress[sequence.request.id]
+        progress.num_tokens, progress.drafts = len(sequence.ids), list(drafts)
 
-    def _batch(self, work: Sequence[_SequencePass]) -> Batch:
-        """The record of a pass over the sequences of `work`."""
-        query_start = (0, *accumulate(len(sequence.new) for sequence in work))
-        ends = tuple(sequence.start + len(sequence.new) for sequence in work)
-        ids = tuple(sequence.request.id for sequence in work)
+    def _batch(self, sequences: Sequence[_Sequence]) -> Batch:
+        """The record of a pass that computes the `new` tokens of the sequences."""
+        query_start = (0, *accumulate(len(sequence.new) for sequence in sequences))
+        ends = tuple(sequence.start + len(sequence.new) for sequence in sequences)
+        ids = tuple(sequence.request.id for sequence in sequences)
+        token_ids: list[int] = []  # [T]
         positions: list[int] = []  # [T]
-        for sequence, end in zip(work, ends, strict=True):
+        for sequence, end in zip(sequences, ends, strict=True):
+            token_ids += sequence.new
             positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
-        counts = tuple(int(sequence.guesses is not None) for sequence in work)
+        counts = tuple(int(sequence.lacks_draft) for sequence in sequences)
         choosing = [s for s, count in enumerate(counts) if count]
         return Batch(
             ids=ids,
-            token_ids=tuple(token_id for sequence in work for token_id in sequence.new),
+            token_ids=tuple(token_ids),
             positions=tuple(positions),
             query_start=query_start,
             context_lens=ends,
@@ -150,30 +160,33 @@ class DraftModel:
             copies=(),  # the target's step has them; a hook makes them in this model's memory, too
             rows=Rows(tuple(query_start[s + 1] - 1 for s in choosing), counts),
             draws=Draws(
-                tuple(_draw_of(work[s]) for s in choosing),
-                tuple(ends[s] - work[s].request.num_prompt_tokens for s in choosing),
+                tuple(_draw_of(sequences[s]) for s in choosing),
+                tuple(ends[s] - sequences[s].request.num_prompt_tokens for s in choosing),
             ),
-            adapters=(NO_ADAPTER,) * len(work),
+            adapters=(NO_ADAPTER,) * len(sequences),
         )
 
 
-def _draw_of(sequence: _SequencePass) -> Draw:
-    """How the sequence's guess is drawn: by the target's parameters. If the request names a seed, the guess
-    takes the target's random number, too, so that guess and target often agree. Otherwise it takes another
-    number, since rejection sampling is exact only if the target's draw does not depend on the guess.
+def _draw_of(sequence: _Sequence) -> Draw:
+    """How the sequence's next draft is drawn: by the target's parameters. If the request names a seed, the
+    draft takes the target's random number, too, so that draft and target often agree. Otherwise it takes
+    another number: rejection sampling is exact only if the target's draw does not depend on the draft.
 
-    Penalties also count the tokens of the last step, which are not in the output yet, and the guesses.
+    Penalties also count the tokens of the last step, which are not in the output yet, and the drafts so far.
     """
     request, state = sequence.request, sequence.request.sampling
     if state.is_adjusted:
         num_counted = request.num_prompt_tokens + len(state.output_ids)
-        state = state.behind([*sequence.ids[num_counted:], *(sequence.guesses or ())])
+        state = state.with_drafts([*sequence.ids[num_counted:], *sequence.drafts])
     row = state.draw()
     return row if row.names_seed else replace(row, seed=row.seed ^ DRAFT_SEED)
 
 
 def _chosen(pending: Pending) -> list[int]:
-    """The guesses of a pass, in the order of its sequences. Where no token could be chosen, the guess is 0: a
+    """The drafts of a pass, in the order of its sequences. Where no token could be chosen, the draft is 0: a
     draft must be a token, and the target decides about it.
     """
-    return [max(0, token_id) for tokens in pending.result().tokens for token_id in tokens]
+    drafts: list[int] = []
+    for tokens in pending.result().tokens:
+        drafts += [max(0, token_id) for token_id in tokens]
+    return drafts

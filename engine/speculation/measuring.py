@@ -92,28 +92,39 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     drafts = sorted({k for k in (*DRAFTS, max_drafts) if k <= max_drafts and trial.fits(1, k)})
     read_seconds = trial.read_seconds()
     # 1. Measure the smallest and the largest number of sequences first, then those between.
-    sizes = sorted({S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S and trial.fits(S, drafts[-1])})
-    sizes = list(dict.fromkeys([sizes[0], sizes[-1], *sizes]))  # each once
+    allowed = {S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S}
+    fitting = sorted(S for S in allowed if trial.fits(S, drafts[-1]))
+    in_order = list(dict.fromkeys([fitting[0], fitting[-1], *fitting]))  # each once
     # 2. Keep the shortest of all times, since other programs can only make a step slower. Each repeat
-    #    measures all sizes, so that a slow moment of the machine does not spoil all times of one size.
+    #    measures all numbers, so that a slow moment of the machine does not spoil all times of one of them.
     shortest: dict[int, list[float]] = {}  # by S: [M + 1], for each of `drafts`, then for a single draft
-    for S in sizes * REPEATS:
-        if len(shortest) >= min(2, len(sizes)) and time.perf_counter() > deadline:
+    for S in in_order * REPEATS:
+        if len(shortest) >= min(2, len(in_order)) and time.perf_counter() > deadline:
             break
         times = [*(trial.seconds(S, k) for k in drafts), trial.single_draft_seconds(S)]
         shortest[S] = [min(pair) for pair in zip(times, shortest.get(S, times), strict=True)]
     trial.stop()
-    sizes = sorted(shortest)
-    measured = np.array([shortest[S] for S in sizes])  # [N, M + 1]
+    sequences = sorted(shortest)
+    measured = np.array([shortest[S] for S in sequences])  # [N, M + 1]
     table, single = measured[:, :-1], measured[:, -1]  # [N, M], [N]
     # 3. Timing noise may make a larger step look faster than a smaller one. So lower each entry to the least
     #    entry below or right of it, and the time of a single draft to that of one draft for each sequence.
     for axis in (0, 1):
-        table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
+        table = _lowered(table, axis)
     single = np.minimum(single, table[:, 1])  # drafts[1] is 1
     return StepTimes(
-        tuple(sizes), tuple(drafts), tuple(map(tuple, table.tolist())), read_seconds, tuple(single.tolist())
+        sequences=tuple(sequences),
+        drafts=tuple(drafts),
+        step_seconds=tuple(map(tuple, table.tolist())),
+        read_seconds=read_seconds,
+        single_draft_seconds=tuple(single.tolist()),
     )
+
+
+def _lowered(table: np.ndarray, axis: int) -> np.ndarray:
+    """A table in which each entry is the least of itself and of all behind it along `axis`."""
+    from_the_end = np.flip(table, axis)
+    return np.flip(np.minimum.accumulate(from_the_end, axis), axis)
 
 
 class _Trial:

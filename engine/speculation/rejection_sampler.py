@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.decoding.noise import uniform
-from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw
+from engine.decoding.sampling import NO_TOKEN, adjust, distribution, draw
+from engine.decoding.sampling_state import Draw
 from engine.execution.runner import Logits, Select, choose
 from engine.requests.batch import Batch
 from engine.speculation.config import MAX_DRAFTS
@@ -81,20 +82,20 @@ class RejectionSampler:
 
     def _rows(self, batch: Batch) -> Iterator[VerifiedRow]:
         """The R rows. A row's draft is the step's token that follows the row's own token."""
-        row = 0
+        r = 0  # the index of the row
         for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True):
             for i in range(count):
-                draw, position = batch.draws.rows[row], batch.draws.positions[row]
+                parameters, position = batch.draws.rows[r], batch.draws.positions[r]
                 is_last = i == count - 1  # no draft follows the last row
                 draft: int | None = None
                 # With a seed of the request, the token is drawn without regard to the draft, and
                 # `confirmed_tokens` compares the two afterwards.
-                if not is_last and not draw.names_seed:
-                    draft = batch.token_ids[batch.rows.chosen[row] + 1]
-                is_sampled = draft is not None and draw.temperature > 0
+                if not is_last and not parameters.names_seed:
+                    draft = batch.token_ids[batch.rows.chosen[r] + 1]
+                is_sampled = draft is not None and parameters.temperature > 0
                 draft_probs = self.draft_probs.get(seq_id, position) if is_sampled else None
-                yield VerifiedRow(draw, position, draft, draft_probs)
-                row += 1
+                yield VerifiedRow(parameters, position, draft, draft_probs)
+                r += 1
 
 
 def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
@@ -115,10 +116,12 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
             q[i, row.draft] = 1.0
     # A draft is accepted with probability min(1, p / q). A row without a draft has -1, and accepts none.
     drafts = torch.tensor([-1 if row.draft is None else row.draft for row in rows]).to(p.device)  # [R]
+    index = drafts.clamp(min=0)[:, None]  # [R, 1]
+    p_draft, q_draft = p.gather(-1, index)[:, 0].double(), q.gather(-1, index)[:, 0].double()  # [R] each
     numbers = [uniform(row.draw.seed, row.position) for row in rows]
     u = torch.tensor(numbers, dtype=torch.float64).to(p.device)  # [R]
-    p_draft, q_draft = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
     accepted = (drafts >= 0) & (u * q_draft < p_draft)
+    # The token in place of a rejected draft, and of a row without a draft.
     drawn = draw(residual(p, q), [row.draw.seed for row in rows], positions)
     finite = logits.amax(-1).isfinite() & p[:, 0].isfinite()
     return torch.where(finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
@@ -126,7 +129,8 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
 
 def _greedy(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     """logits[R, V] -> token ids[R]: each row's likeliest token, or NO_TOKEN if its logit is not finite."""
-    largest, token_ids = adjust(logits, [row.draw for row in rows], [row.position for row in rows]).max(-1)
+    draws, positions = [row.draw for row in rows], [row.position for row in rows]
+    largest, token_ids = adjust(logits, draws, positions).max(-1)
     return torch.where(largest.isfinite(), token_ids, NO_TOKEN)
 
 

@@ -46,11 +46,11 @@ class StepTimes:
         rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in given["step_seconds"]]
         single = given.get("single_draft_seconds")
         return cls(
-            tuple(given["sequences"]),
-            tuple(given["drafts"]),
-            tuple(rows),
-            given.get("read_seconds", 0.0),
-            tuple(single) if isinstance(single, Sequence) else single,
+            sequences=tuple(given["sequences"]),
+            drafts=tuple(given["drafts"]),
+            step_seconds=tuple(rows),
+            read_seconds=given.get("read_seconds", 0.0),
+            single_draft_seconds=tuple(single) if isinstance(single, Sequence) else single,
         )
 
     def __post_init__(self) -> None:

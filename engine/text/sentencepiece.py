@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import regex
 
-from engine.text.tokenizer import Tokenizer, byte_token_ids, merge_table
+from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge_pairs, steps_of
+from engine.text.vocabulary import byte_token_ids, merge_table
 
 SPACE = "▁"
 BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -17,47 +17,11 @@ import regex
 
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.text.tokenizer_files import GPT2_PATTERN, AddedToken, NormalForm, read_tokenizer
+from engine.text.vocabulary import byte_alphabet, byte_token_ids, merge_table
 
 CACHED_WORDS = 1 << 16  # words whose ids are cached; a full cache is cleared
 CACHED_WORD_LENGTH = 64  # characters of the longest cached word; longer words rarely repeat, and take memory
 MANY_MARKS = regex.compile(r"\p{M}{101}")  # normalisation sorts n combining marks in O(n²) time
-
-
-def byte_alphabet() -> dict[int, str]:
-    """The printable character that GPT-2's vocabulary files write for each byte, such as 'Ġ' for a space."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    alphabet = {byte: chr(byte) for byte in printable}
-    not_printable = (byte for byte in range(256) if byte not in alphabet)
-    return alphabet | {byte: chr(256 + i) for i, byte in enumerate(not_printable)}  # 'Ā', 'ā', and so on
-
-
-def merge_table(
-    vocab: dict[str, int], merges: Iterable[tuple[str, str]]
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """The map (left id, right id) -> (rank, merged id) of `merges`, pairs of tokens in order of rank.
-
-    A pair of a lower rank was learned earlier, and is merged first. Raises KeyError if `vocab` lacks a token
-    of a merge.
-    """
-    table: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, (left, right) in enumerate(merges):
-        table[vocab[left], vocab[right]] = rank, vocab[left + right]
-    return table
-
-
-def byte_token_ids(vocab: dict[str, int], spellings: Sequence[str]) -> list[int]:
-    """[256]: the id of each byte's token. `spellings` [256] has the token's text in `vocab`.
-
-    Raises ValueError if a byte has no token.
-    """
-    for byte, spelling in enumerate(spellings):
-        if spelling not in vocab:
-            raise ValueError(f"the vocabulary has no token for byte {byte}")
-    return [vocab[spelling] for spelling in spellings]
 
 
 class Tokenizer:
@@ -163,7 +127,9 @@ class Tokenizer:
             raise ValueError(
                 f"text has a lone surrogate U+{code:04X} at position {error.start}: not a character"
             ) from None
-        ids = [id for piece in self._split_specials(text) for id in self._encode_piece(piece, guard)]
+        ids: list[int] = []
+        for piece in self._split_specials(text):
+            ids += self._encode_piece(piece, guard)
         before, after = self._affixes
         return [*before, *ids, *after] if add_special_tokens else ids
 
@@ -213,7 +179,8 @@ class Tokenizer:
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
         """Yield the added tokens in `text` and the stretches of text between them, in order."""
         end = 0
-        for match in self._added_regex.finditer(text) if self._added_regex else ():
+        matches = self._added_regex.finditer(text) if self._added_regex else ()
+        for match in matches:
             if match.start() > end:
                 yield text[end : match.start()]
             # The match may include spaces beside the token (lstrip, rstrip), which its text does not have.

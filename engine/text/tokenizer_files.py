@@ -38,7 +38,9 @@ class AddedToken:
         """The regular expression that finds the token, with the spaces that the token includes."""
         body = regex.escape(self.content)
         body = rf"(?<!\w){body}(?!\w)" if self.single_word else body
-        return (r"\s*" if self.lstrip else "") + body + (r"\s*" if self.rstrip else "")
+        before = r"\s*" if self.lstrip else ""
+        after = r"\s*" if self.rstrip else ""
+        return before + body + after
 
 
 def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -89,7 +91,8 @@ def _check_ids(arguments: dict[str, Any], vocab_size: int | None) -> None:
     """
     vocab = list(arguments["vocab"].items())
     added = [(token.content, token.id) for token in arguments["added_tokens"]]
-    affix_ids = [("post_processor", id) for side in arguments.get("affixes", ()) for id in side]
+    before, after = arguments.get("affixes", ((), ()))
+    affix_ids = [("post_processor", id) for id in (*before, *after)]
     for name, id in [*vocab, *added, *affix_ids]:
         if type(id) is not int or id < 0:
             raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")

@@ -154,9 +154,8 @@ def _speculation(
         max_positions = devices.draft_config.max_positions
         proposer = DraftModel(draft_executor, scheduler.cache, max_positions)
     else:
-        proposer = NgramProposer(
-            partial(lookup, max_n=config.prompt_lookup_max, min_n=config.prompt_lookup_min)
-        )
+        longest, shortest = config.lookup_lengths
+        proposer = NgramProposer(partial(lookup, max_n=longest, min_n=shortest))
     return Speculation(proposer, scheduler, DraftLengths(config.num_speculative_tokens, step_times))
 
 

@@ -23,7 +23,8 @@ from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
 from engine.decoding.greedy import decode_steps  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, draw, sampler  # noqa: E402
+from engine.decoding.sampling import SUPPORTS, distribution, draw, sampler  # noqa: E402
+from engine.decoding.sampling_state import SamplingState  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine.text.tokenizer
-from engine.text.tokenizer import Tokenizer, byte_alphabet
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import byte_alphabet
 from tests.part01.outcome import difference
 from tests.part01.unicode_fuzz import strings
 

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.vocabulary import byte_alphabet
 from tests.part01.outcome import outcome
 
 BYTES = {char: byte for byte, char in byte_alphabet().items()}  # a token's text -> its id, which is the byte

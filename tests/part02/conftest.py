@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.vocabulary import byte_alphabet
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from engine.decoding.bad_words import BadWords
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.models.config import ModelConfig
-from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.vocabulary import byte_alphabet
 
 A, B, C, SPACE = b"abc "
 
@@ -36,7 +37,7 @@ def test_of_several_tokens_only_the_last_is_forbidden_and_only_behind_the_others
     assert words.completing([A, B]) == (C,)
     assert words.completing([B, A, B]) == (C,)
     assert words.completing([A, B, B]) == ()
-    assert words.completing([A], guesses=[B]) == (C,), "guesses count as if they followed the output"
+    assert words.completing([A], drafts=[B]) == (C,), "drafts count as if they followed the output"
 
 
 def test_the_word_behind_a_space_is_forbidden_too():

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from engine.decoding.params import ParameterError
 from engine.decoding.prompts import prompt_token_ids
-from engine.text.tokenizer import Tokenizer, byte_alphabet
+from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import AddedToken
+from engine.text.vocabulary import byte_alphabet
 
 PLAIN = {char: byte for byte, char in byte_alphabet().items()}  # a token for each byte
 LONG = PLAIN | {"a" * 2: 256, "a" * 4: 257, "a" * 8: 258}

@@ -9,13 +9,8 @@ import pickle
 
 import pytest
 
-from engine.decoding.params import (
-    ParameterError,
-    RequestOutputKind,
-    SamplingParams,
-    refuse_unknown_tokens,
-    refuse_unsupported,
-)
+from engine.decoding.params import ParameterError, RequestOutputKind, SamplingParams
+from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.structured import StructuredOutputsParams
 
 REFUSED = [

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engine.decoding.params import SamplingParams
 from engine.decoding.stopping import GrowingOutput
-from engine.text.tokenizer import Tokenizer, byte_alphabet
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import byte_alphabet
 
 END, TOOL = 256, 257
 

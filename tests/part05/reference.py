@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, allowed_mask
+from engine.decoding.sampling_state import SamplingState, allowed_mask
 
 
 class OpenAIPenalties:

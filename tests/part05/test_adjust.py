@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, adjust, allowed_mask
+from engine.decoding.sampling import adjust
+from engine.decoding.sampling_state import SamplingState, allowed_mask
 
 
 class Words:
@@ -17,8 +18,8 @@ class Words:
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last
 
-    def completing(self, output_ids, guesses=()):
-        return (self.last,) if [*output_ids, *guesses][-1:] == [self.first] else ()
+    def completing(self, output_ids, drafts=()):
+        return (self.last,) if [*output_ids, *drafts][-1:] == [self.first] else ()
 
 
 def adjusted(logits, prompt=(), output=(), stop_ids=(), bad_words=None, **knobs) -> list[float]:
@@ -128,8 +129,8 @@ def test_the_token_that_completes_a_bad_word_is_banned():
         got = adjusted([1.0, 2.0, 3.0], output=output, bad_words=Words(2, 0), logit_bias={0: 5})
         assert got == [expected, 2, 3], f"the row's bad_ids are banned, whatever their bias: after {output}"
     row = SamplingState(SamplingParams(), [], [1], 0, bad_words=Words(2, 0))
-    behind = adjust(torch.tensor([[1.0, 2.0, 3.0]]), [row.behind([2])])
-    assert behind.tolist() == [[ban, 2, 3]], "guesses count as if they followed the output"
+    behind = adjust(torch.tensor([[1.0, 2.0, 3.0]]), [row.with_drafts([2])])
+    assert behind.tolist() == [[ban, 2, 3]], "drafts count as if they followed the output"
 
 
 def test_the_position_says_which_token_is_chosen():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution, sample
+from engine.decoding.sampling import distribution, sample
+from engine.decoding.sampling_state import SamplingState
 from tests.part05 import reference
 
 # --- by hand: four tokens with the probabilities 0.4, 0.3, 0.2 and 0.1 ---

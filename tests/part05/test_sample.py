@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, allowed_mask, sample
+from engine.decoding.sampling import NO_TOKEN, sample
+from engine.decoding.sampling_state import SamplingState, allowed_mask
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -60,7 +61,7 @@ def test_a_row_that_may_choose_no_token_gives_no_token(temperatures):
     """Token 1 alone is allowed, and it would complete a bad word. The other row chooses as ever."""
 
     class Words:
-        def completing(self, output_ids, guesses=()):
+        def completing(self, output_ids, drafts=()):
             return (1,)
 
     params = [SamplingParams(temperature=t, top_p=0.9, min_p=0.1) for t in temperatures]
@@ -79,3 +80,11 @@ def test_draws_are_of_the_allowed_tokens_in_their_proportions():
     got = sample(torch.tensor([0.5, 0.25, 0.25]).log().repeat(2000, 1), rows)
     assert set(got.tolist()) == {0, 2}
     assert (got == 0).float().mean().item() == pytest.approx(2 / 3, abs=0.04)
+
+
+def test_the_positions_of_records_must_be_given():
+    """A `Draw` has no output whose length would say which token comes next."""
+    row = SamplingState(SamplingParams(min_tokens=1), [1], [], 0, [0]).draw()
+    with pytest.raises(TypeError, match="a Draw has no output"):
+        sample(torch.zeros(1, 3), [row])
+    assert sample(torch.zeros(1, 3), [row], [0]).item() in (1, 2)

@@ -8,8 +8,10 @@ import pytest
 from engine.cache.single import CachedForward
 from engine.decoding import greedy
 from engine.decoding.greedy import decode_steps
-from engine.decoding.params import ParameterError, SamplingParams, refuse_unsupported
-from engine.decoding.sampling import SUPPORTS, new_seed, sampler
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.refusals import refuse_unsupported
+from engine.decoding.sampling import SUPPORTS, sampler
+from engine.decoding.sampling_state import new_seed
 from engine.server.app import create_app
 from engine.server.backend import LockedBackend
 from tests.part04.serving import openai_client, serve

@@ -24,7 +24,8 @@ from engine.execution.runner import Logits
 from engine.models.config import ModelConfig
 from engine.requests.batch import Batch
 from engine.requests.listeners import Listener
-from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.vocabulary import byte_alphabet
 from tests.part04.serving import DEADLINE, wait_until
 
 EOS = 256

@@ -1,7 +1,7 @@
 """Requests without text, and a step without a model."""
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step

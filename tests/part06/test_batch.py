@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.runner import SubmittedStep
 from engine.requests.batch import NO_ADAPTER, Batch
 from engine.requests.request import Request

@@ -11,7 +11,7 @@ from engine.attention.interface import Spans
 from engine.cache.single import CachedForward, SingleCache
 from engine.cache.slots import SlotCache, SlotMemory
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.requests.batch import Batch
 from engine.requests.request import Request

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.requests.listeners import Listener, Listeners
 from engine.requests.request import Request, State
 from engine.scheduling.continuous import ContinuousScheduler

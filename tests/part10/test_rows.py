@@ -3,7 +3,7 @@
 import pytest
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.requests.batch import UNSCORED
 from engine.requests.request import Request
 from engine.scheduling.batching import LogitsRows, make_batch

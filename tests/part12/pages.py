@@ -12,7 +12,8 @@ from engine.cache.memory import PageMemory
 from engine.cache.paged import PagedCache
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SUPPORTS, SamplingState
+from engine.decoding.sampling import SUPPORTS
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.runner import Logits, ModelRunner
 from engine.models.config import ModelConfig
 from engine.requests.batch import Batch

@@ -13,7 +13,8 @@ from engine.cache.memory import PageMemory
 from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState
+from engine.decoding.sampling import NO_TOKEN
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, ladder, steps
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner, choose
@@ -223,8 +224,8 @@ def test_a_step_with_several_tokens_of_one_sequence_goes_another_way(plain_model
     told.requests["a"].token_ids += [4, 5, 6]
     batch = told.tell(8, "a", "b")
     assert not way.fits(batch)
-    assert not GraphWay(way.graphs, VOCAB, max_new=3).fits(batch), "4 new tokens of a"
-    assert GraphWay(way.graphs, VOCAB, max_new=4).fits(batch)
+    assert not GraphWay(way.graphs, VOCAB, max_new_tokens=3).fits(batch), "4 new tokens of a"
+    assert GraphWay(way.graphs, VOCAB, max_new_tokens=4).fits(batch)
 
 
 def test_a_step_of_more_rows_than_there_is_a_graph_for_goes_another_way(plain_model):

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, sample
+from engine.decoding.sampling import NO_TOKEN, sample
+from engine.decoding.sampling_state import SamplingState
 from engine.kernels.greedy import PART, Greedy, fetch
 from tests.part13.test_paged_attention import DEVICE
 

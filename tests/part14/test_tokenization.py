@@ -6,7 +6,8 @@ import pytest
 
 from engine.decoding.chat_template import ChatTemplate
 from engine.server.tokenization import tokenization_routes
-from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.vocabulary import byte_alphabet
 from tests.part04.serving import ScriptedBackend, client_of, http
 from tests.part06.fakes import CONFIG, EOS, TOKENIZER
 

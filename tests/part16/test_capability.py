@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState
+from engine.decoding.sampling import NO_TOKEN
+from engine.decoding.sampling_state import SamplingState
 from engine.requests.request import State
 from engine.requests.step import Step, StepResult
 from engine.scheduling.batching import make_batch
@@ -65,8 +66,8 @@ class Chosen(DraftLengths):
         self.caps = list(caps)
         return [min(k, cap) for k, cap in zip(self.wanted, caps, strict=False)]
 
-    def observe(self, *about):
-        self.told.append(about)
+    def observe(self, request_id, proposed, accepted):
+        self.told.append((request_id, proposed, accepted))
 
     def observe_proposals(self, late):
         self.late.append(late)
@@ -314,6 +315,24 @@ def test_a_configuration_says_how():
     times = {"sequences": [1], "drafts": [0, 2], "step_seconds": [[1.0, 1.5]]}
     given = SpeculativeConfig.from_dict({"num_speculative_tokens": 2, "step_times": times}).step_times
     assert given == StepTimes((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "shortest"),
+    [
+        ({}, 4, 2),
+        ({"prompt_lookup_max": 1}, 1, 1),
+        ({"prompt_lookup_max": 3}, 3, 2),
+        ({"prompt_lookup_min": 6}, 6, 6),
+        ({"prompt_lookup_min": 3}, 4, 3),
+        ({"prompt_lookup_max": 8, "prompt_lookup_min": None}, 8, 2),
+    ],
+    ids=str,
+)
+def test_one_bound_of_the_lookup_may_be_given_alone(given, longest, shortest):
+    """Nobody is refused for the default of the other bound, which was never given."""
+    config = SpeculativeConfig.from_dict({"num_speculative_tokens": 2} | given)
+    assert config.lookup_lengths == (longest, shortest)
 
 
 @pytest.mark.parametrize(

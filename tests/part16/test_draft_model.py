@@ -6,7 +6,8 @@ import torch
 from engine.cache.memory import PageMemory
 from engine.decoding.greedy import FullForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution, draw
+from engine.decoding.sampling import distribution, draw
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model

@@ -12,7 +12,7 @@ from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep
 from engine.execution.graphs import steps as plain_steps
 from engine.execution.last_tokens import LastTokens
@@ -71,9 +71,9 @@ def in_rows(model, memory, rows):
     return lambda _: many
 
 
-def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new=MOST_NEW):
+def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new_tokens=MOST_NEW):
     step, width = make_steps(model, memory, rows), -(-MAX_LEN // P)
-    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new)
+    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new_tokens)
 
 
 def memory_of(model, blocks: int = 40) -> PageMemory:
@@ -134,7 +134,7 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows
     eager, make = EagerWay(model, memory, upload=last.upload), in_rows if name == "model" else verifying_steps
     ways = [graph_way(model, memory, last, make), eager]
     if plain_rows:
-        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, max_new=1))
+        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, max_new_tokens=1))
     found, taken = played(model, memory, ways)
     other = memory_of(model)
     wanted, _ = played(model, other, [EagerWay(model, other)])

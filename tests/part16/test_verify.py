@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, sample
+from engine.decoding.sampling import NO_TOKEN, adjust, distribution, draw, sample
+from engine.decoding.sampling_state import SamplingState
 from engine.execution.runner import Logits
 from engine.requests.batch import Batch, Draws, Rows
 from engine.speculation.config import MAX_DRAFTS
@@ -34,7 +35,7 @@ def verified(logits: torch.Tensor, requests: list, proposals=None, draft_probs=N
         state = request.sampling
         token_ids += [0, *request.draft_ids]
         for i in range(len(request.draft_ids) + 1):
-            rows.append(state.behind(request.draft_ids[:i]).draw())
+            rows.append(state.with_drafts(request.draft_ids[:i]).draw())
             positions.append(len(state.output_ids) + i)
     batch = Batch(
         tuple(request.id for request in requests), tuple(token_ids), tuple(range(starts[-1])), tuple(starts),
@@ -205,7 +206,7 @@ def test_a_seed_that_is_named_gives_the_plain_samplers_tokens(certain):
         request = asker(params, seed, [seed % 3])
         (tokens,) = verified(logits, [request], {} if certain else {request.id: q})
         first = sample(logits[:1], [request.sampling], [0]).item()
-        second = sample(logits[1:], [request.sampling.behind([first])], [1]).item()
+        second = sample(logits[1:], [request.sampling.with_drafts([first])], [1]).item()
         stands = first == seed % 3
         assert tokens == ([first, second] if stands else [first]), "as without drafts"
         stood += stands
@@ -216,7 +217,7 @@ def test_guesses_count_as_if_they_had_been_said_and_are_forgotten():
     params = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.3)
     said, guesses, logits = [6, 6, 2], [6, 9], logits_of(1)
     state = SamplingState(params, [1], said, 0)
-    for output, behind in ((said + guesses, state.behind(guesses)), (said, state)):
+    for output, behind in ((said + guesses, state.with_drafts(guesses)), (said, state)):
         fresh = SamplingState(params, [1], output, 0)
         assert torch.equal(adjust(logits, [behind]), adjust(logits, [fresh])), f"as after {output}"
 

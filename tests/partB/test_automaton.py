@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.decoding.sampling import allowed_by
+from engine.decoding.sampling_state import allowed_by
 from engine.structured import automaton
 from engine.structured.automaton import ByteAutomaton, TokenAutomaton
 from engine.structured.derivative import matches_empty

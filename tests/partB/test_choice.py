@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.decoding.sampling import allowed_by
+from engine.decoding.sampling_state import allowed_by
 from engine.structured.choice import Choice
 from engine.structured.vocabulary import Vocabulary
 from tests.partB.words import ids, shown, vocabulary

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.decoding.params import ParameterError
-from engine.decoding.sampling import allowed_by
+from engine.decoding.sampling_state import allowed_by
 from engine.decoding.structured import StructuredOutputsParams
 from engine.structured import compiler as module
 from engine.structured.compiler import Compiler, StructuredOutputsConfig

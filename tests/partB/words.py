@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.decoding.sampling import allowed_by
+from engine.decoding.sampling_state import allowed_by
 from engine.structured.vocabulary import Vocabulary
 
 WORDS = ["a", "b", "ab", "ba", "c", "yes", "no", "n", "o", "ye", "s", "é"]  # twelve, by id

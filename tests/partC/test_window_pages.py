@@ -81,6 +81,34 @@ def test_what_was_given_back_is_found_until_it_is_overwritten():
     assert cache.admit(sequence("d", list(range(20)))) == 0, "what was overwritten is not found"
 
 
+def test_a_failed_sequence_leaves_nothing_behind_not_even_what_it_gave_back():
+    """The keys of its first blocks may be why it failed, and the same prompt must not start on them."""
+    cache = PagedCache(num_blocks=16, block_size=P, window=WINDOW)
+    failed, later = sequence("a", list(range(20))), sequence("b", list(range(20)))
+    cache.admit(failed)
+    cache.reserve(failed, 20)
+    cache.commit(failed, 20)
+    assert cache.allocations["a"].num_given_back == 3
+    failed.error = "ArithmeticError"
+    cache.release(failed)
+    assert cache.admit(later) == 0, "a block that a failed sequence gave back is not found"
+
+
+def test_what_a_failed_sequence_gave_back_stays_with_its_new_owner():
+    """A block that others have filled meanwhile is theirs, and is found for their tokens."""
+    cache = PagedCache(num_blocks=8, block_size=P, window=WINDOW)
+    failed, other = sequence("a", list(range(20))), sequence("b", list(range(100, 120)))
+    for seq in (failed, other):  # 5 blocks each, of which the first gives 3 back
+        assert cache.admit(seq) == 0
+        assert cache.reserve(seq, 20)
+        cache.commit(seq, 20)
+    given_back = set(cache.allocations["a"].table.blocks[:3].tolist())
+    assert given_back & set(cache.allocations["b"].table.blocks.tolist()), "a block has changed hands"
+    failed.error = "ArithmeticError"
+    cache.release(failed)
+    assert cache.admit(sequence("c", list(range(100, 120)))) == 16, "all that the other has computed"
+
+
 def test_a_child_shares_no_block_that_its_parent_has_given_back():
     cache = PagedCache(num_blocks=32, block_size=P, window=WINDOW, enable_prefix_caching=False)
     parent = sequence("a", list(range(20)))

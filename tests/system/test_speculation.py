@@ -14,7 +14,8 @@ from transformers import GPT2LMHeadModel
 from engine import LLM, SamplingParams
 from engine.core.ahead import AheadEngine
 from engine.decoding.bad_words import bad_words_of
-from engine.decoding.sampling import SamplingState, allowed_mask, distribution
+from engine.decoding.sampling import distribution
+from engine.decoding.sampling_state import SamplingState, allowed_mask
 from engine.models.checkpoint import CheckpointError
 from engine.requests.listeners import Listener
 from engine.speculation.capability import Speculation
@@ -76,7 +77,7 @@ def test_greedy_text_is_the_same_with_and_without(plain, config, kv_cache):
         ({"num_speculative_tokens": 2, "method": "eagle"}, "method='eagle'"),
         ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs a model"),
         (NGRAM | {"model": "storyteller-draft"}, "no use for model"),
-        (NGRAM | {"prompt_lookup_min": 5}, "prompt_lookup_min=5"),
+        (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min=5"),
         ([1], "a mapping"),
         (MODEL | {"model": ""}, "model=''"),
         (MODEL | {"model": "nowhere"}, "nowhere"),

@@ -1,0 +1,123 @@
+"""How many characters an operation of a chat template may make, at most, before it is computed. Part 14.
+
+Estimates for template_sandbox.py, which charges them to a render's budget. An estimate may be too high, never
+so low that an operation within the budget needs much more memory than it says.
+"""
+
+import re
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Sized, ValuesView
+from itertools import islice
+from typing import Any
+
+# Characters that one render may make, intermediate results included. A prompt of a million tokens has about 4
+# million characters.
+MAX_CHARACTERS = 2**25
+# Characters charged for each step, beside those of its result: an item of a loop or of a list, a call, an
+# operator. So a render of many steps ends, even if they make no text.
+STEP_CHARACTERS = 64
+Text = str | bytes
+
+# Filters that convert their whole value to text.
+WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
+FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
+
+
+def filter_characters(name: str, value: Any, arguments: Sequence[Any]) -> int:
+    """The most characters that `value | name(arguments)` may make. `value` and `arguments` have no iterators
+    (`as_list`), and the value of "replace" is a text.
+    """
+    if name in ("default", "d"):
+        return 0  # the filter returns its value or its argument
+    if name == "format":
+        return format_characters(value, arguments)
+    if name == "replace":
+        return method_characters("replace", value, arguments)
+    if name in WRITING_FILTERS:
+        num_items = len(value) if isinstance(value, Sized) else 1
+        size = written_length(value)
+        return size + num_items * written_length(arguments) + size * _largest_int(arguments)
+    size = _length(value)
+    insertions = 1  # how often the result may have an argument, or as many spaces as an argument says
+    if name == "indent" and size:
+        insertions += value.count("\n")
+    elif name in ("wordwrap", "urlize"):
+        insertions += size
+    longest = max(map(_length, arguments), default=0)
+    return size + insertions * max(longest, _largest_int(arguments))
+
+
+def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
+    """The most characters that a method of a text or of a number may make. `owner` is the text or number."""
+    size = _length(owner)
+    if name == "replace" and len(arguments) > 1:
+        old, new = arguments[:2]
+        replacements = owner.count(old) if isinstance(old, type(owner)) else 0
+        return size + replacements * _length(new)
+    if name in ("format", "format_map"):
+        return size + format_characters(owner, arguments)
+    if name == "join":
+        num_items = max((len(argument) for argument in arguments if isinstance(argument, Sized)), default=0)
+        return written_length(arguments) + size * num_items
+    if name == "translate":
+        return size * written_length(arguments)
+    width = _largest_int(arguments)
+    if name == "expandtabs":  # each character may be a tab
+        return size + width * (size + 1)
+    return size + width
+
+
+def format_characters(template: Any, values: Any) -> int:
+    """The most characters that a format (`%` or `str.format`) may make: its text, values and widths."""
+    text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
+    if not isinstance(values, tuple):
+        values = (values,)
+    # 1. The widths that are written in the template.
+    widths = 0
+    for field in FORMAT_FIELD.findall(text):
+        for digits in re.findall(r"\d+", field):
+            widths += int(digits[:12])  # 12 digits suffice to exceed MAX_CHARACTERS
+    # 2. The values. Each field may show all of them, and a value may be a width: "%*d", "{:>{}}".
+    num_fields = 1 + text.count("{") + text.count("%")  # an upper bound
+    characters_of_field = written_length(values)
+    if "*" in text or re.search(r"\{[^{}]*\{", text):
+        characters_of_field += _largest_int(values)
+    return len(text) + widths + num_fields * characters_of_field
+
+
+def written_length(value: Any) -> int:
+    """An estimate of the characters of str(value), with STEP_CHARACTERS more for each part of the value.
+
+    The count stops as soon as it exceeds MAX_CHARACTERS.
+    """
+    total, parts = 0, [value]
+    while parts and total <= MAX_CHARACTERS:
+        part = parts.pop()
+        total += STEP_CHARACTERS
+        if isinstance(part, Text):
+            total += len(part)
+        elif isinstance(part, int):
+            total += part.bit_length() // 3  # a decimal digit stands for more than three bits
+        elif isinstance(part, Mapping):
+            parts += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
+            parts += part
+            total += len(part)
+    return total
+
+
+def as_list(value: Any) -> Any:
+    """Convert an iterator to a list, so that its items can be counted before they are used.
+
+    Other values are returned unchanged.
+    """
+    return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
+
+
+def _length(value: Any) -> int:
+    """The length of a text; 0 for any other value."""
+    return len(value) if isinstance(value, Text) else 0
+
+
+def _largest_int(values: Iterable[Any]) -> int:
+    """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
+    return max((abs(value) for value in values if isinstance(value, int)), default=0)

@@ -1,0 +1,32 @@
+"""The n samples of one request, put together as one output."""
+
+from engine.core.submission import Submission, make_samples
+from engine.decoding.params import SamplingParams
+from tests.part06.fakes import CONFIG, TOKENIZER
+
+
+def submission(n: int) -> Submission:
+    return Submission(None, make_samples("a", [1, 2], SamplingParams(n=n), TOKENIZER, CONFIG))
+
+
+def test_a_request_has_finished_once_all_of_its_samples_have():
+    submitted = submission(n=2)
+    assert not submitted.output("a").finished
+    submitted.samples[1].output.finish_reason = "length"
+    assert not submitted.output("a").finished, "the first sample still grows"
+    submitted.samples[0].output.finish_reason = "stop"
+    output = submitted.output("a")
+    assert output.finished
+    assert [sample.finish_reason for sample in output.outputs] == ["stop", "length"], "in their order"
+
+
+def test_an_error_comes_with_the_field_of_the_sample_that_failed():
+    """Each sample fails for a reason of its own; the first one's is told, and no other's field with it."""
+    submitted = submission(n=3)
+    submitted.samples[1].error = "the model's logits are not finite numbers"
+    submitted.samples[2].error, submitted.samples[2].error_field = "no token fits", "structured_outputs"
+    output = submitted.output("a")
+    assert (output.error, output.error_field) == ("the model's logits are not finite numbers", None)
+    submitted.samples[1].error = None
+    output = submitted.output("a")
+    assert (output.error, output.error_field) == ("no token fits", "structured_outputs")
