@@ -315,7 +315,7 @@ class LLMEngine:
         """Return the outputs of a landed step, one for each user's request of the `live` samples. Tell
         listeners of the step, then of the ended requests.
         """
-        request_ids = dict.fromkeys(request.request_id for request in live)  # each once, in order
+        request_ids = dict.fromkeys([request.request_id for request in live])  # each once, in order
         outputs = [self._output(request_id) for request_id in request_ids]
         self._num_steps += 1
         if self.listeners:

@@ -35,14 +35,26 @@ class Submission:
     prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
     def output(self, request_id: str) -> RequestOutput:
-        """The output of all samples so far. Lists that still grow are not copied."""
+        """The output of all samples so far. Lists that still grow are not copied.
+
+        This is called for each request of each step, so it calls few functions, and none with keywords.
+        """
         completions: list[CompletionOutput] = []
         finished = True
         failed: Request | None = None  # the first sample that has failed
         for index, request in enumerate(self.samples):
-            completions.append(_completion(index, request))
-            if request.output.finish_reason is None:
+            output, reason = request.output, request.output.finish_reason
+            if reason is None:
                 finished = False
+            copied: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
+            completion = CompletionOutput(
+                index, output.visible, copied(output.token_ids), reason, output.stop_reason
+            )
+            if request.logprobs:
+                completion.cumulative_logprob = request.cumulative_logprob
+                completion.logprobs = copied(request.logprobs)
+                completion.text_offsets = copied(request.text_offsets)
+            completions.append(completion)
             if request.error and failed is None:
                 failed = request
         first = self.samples[0]
@@ -50,30 +62,18 @@ class Submission:
         if scores and self.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
             self.prompt_logprobs = scores
         return RequestOutput(
-            request_id=request_id,
-            prompt=self.prompt,
-            prompt_token_ids=first.sampling.prompt_ids,
-            outputs=completions,
-            finished=finished,
-            prompt_logprobs=self.prompt_logprobs,
-            num_cached_tokens=first.num_cached_tokens,
-            error=failed.error if failed else None,
-            stats=first.stats,
-            lora_request=self.adapter,
-            error_field=failed.error_field if failed else None,
+            request_id,
+            self.prompt,
+            first.sampling.prompt_ids,
+            completions,
+            finished,
+            self.prompt_logprobs,
+            first.num_cached_tokens,
+            failed.error if failed else None,
+            first.stats,
+            self.adapter,
+            failed.error_field if failed else None,
         )
-
-
-def _completion(index: int, request: Request) -> CompletionOutput:
-    """The output of one sample so far."""
-    output, reason = request.output, request.output.finish_reason
-    copied: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
-    completion = CompletionOutput(index, output.visible, copied(output.token_ids), reason, output.stop_reason)
-    if request.logprobs:
-        completion.cumulative_logprob = request.cumulative_logprob
-        completion.logprobs = copied(request.logprobs)
-        completion.text_offsets = copied(request.text_offsets)
-    return completion
 
 
 def refuse_options(supports: frozenset[str], priority: int, adapter: Any, cache_salt: str | None) -> None:

@@ -4,6 +4,8 @@ Promises that an output grows in one place only: tokens go in, text and a finish
 know where tokens come from. The greedy loop uses `GrowingOutput` here, and the engine's loop from Part 6 on.
 """
 
+from collections.abc import Callable
+
 from engine.decoding.bad_words import BadWords
 from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams
@@ -40,6 +42,8 @@ class GrowingOutput:
         # The most tokens that the output may have:
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        # Returns the characters that a token completes; none without `detokenize`.
+        self._push: Callable[[int], str] = self._detokenizer.push if params.detokenize else _no_text
         # The end-of-sequence token whose `stop_reason` is None; the model may have others beside it.
         self._main_eos = tokenizer.eos_token_id
         if self._main_eos is None and eos_token_ids:
@@ -83,10 +87,10 @@ class GrowingOutput:
         if token_id in self._last_ids:
             is_main_eos = token_id == self._main_eos and token_id in self.eos_token_ids
             stop_reason = None if is_main_eos else token_id
-            text = self._text_of(token_id) if self.params.include_stop_str_in_output else ""
+            text = self._push(token_id) if self.params.include_stop_str_in_output else ""
             return self._finish("stop", stop_reason, text)
         # 2. Append the token's text. Is there a stop string, which may have begun several tokens ago?
-        new_text = self._text_of(token_id)
+        new_text = self._push(token_id)
         # Python appends to a str in place if there is only one reference to it, so `self.text` lets go of it.
         text, self.text = self.text, ""
         num_before = len(text)
@@ -103,10 +107,6 @@ class GrowingOutput:
         if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
-
-    def _text_of(self, token_id: int) -> str:
-        """The characters that the token completes; none without `detokenize`."""
-        return self._detokenizer.push(token_id) if self.params.detokenize else ""
 
     def _find_stop(self, num_before: int) -> tuple[int, str] | None:
         """(start, stop string) of the stop string that ends first in the text, or None.
@@ -133,3 +133,7 @@ class GrowingOutput:
         self.text += text + (self._detokenizer.flush() if flush else "")
         self.finish_reason, self.stop_reason = reason, stop_reason
         return True
+
+
+def _no_text(token_id: int) -> str:
+    return ""

@@ -48,7 +48,7 @@ def make_batch(
     token_ids: list[int] = []  # [T]
     positions: list[int] = []  # [T]
     context_lens: list[int] = []  # [S]
-    query_start = (0, *accumulate(n for _, n in work))  # [S+1]
+    query_start = (0, *accumulate([n for _, n in work]))  # [S+1]
     # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
     # token of the request it becomes.
     chosen: list[int] = []  # [R]
@@ -59,8 +59,9 @@ def make_batch(
     prompt_rows: list[int] = []  # [N]
     prompt_ids: list[int] = []  # [N]
     prompt_counts = [0] * len(work)  # [S]
-    for s, ((request, n), offset) in enumerate(zip(work, query_start[:-1], strict=True)):
-        start, end = request.num_computed_tokens, request.num_computed_tokens + n
+    for (request, n), offset in zip(work, query_start):
+        start = request.num_computed_tokens
+        end = start + n
         context_lens.append(end)
         if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; same as below
             token_ids.append(request.token_ids[start])
@@ -79,8 +80,9 @@ def make_batch(
             chosen.append(offset + row)
             draws.append(_sampling_after(request, num_drafts).draw())
             draw_positions.append(start + row + 1 - request.num_prompt_tokens)
-        prompt_counts[s] = len(selected.prompt_ids)
-        prompt_rows += range(offset, offset + prompt_counts[s])
+        num_scored = len(selected.prompt_ids)
+        prompt_counts[len(counts) - 1] = num_scored
+        prompt_rows += range(offset, offset + num_scored)
         prompt_ids += selected.prompt_ids
     rows = Rows(tuple(chosen), tuple(counts))
     if any(request.is_scored for request, _ in work):
@@ -92,7 +94,7 @@ def make_batch(
             prompt_ids=tuple(prompt_ids),
             prompt_counts=tuple(prompt_counts),
         )
-    ids = tuple(request.id for request, _ in work)
+    ids = tuple([request.id for request, _ in work])
     tables, slots = cache.locate(ids, query_start, positions)
     return Batch(
         ids=ids,

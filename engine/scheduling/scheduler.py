@@ -131,7 +131,7 @@ class Queues:
         batch = make_batch(work, self.cache, adapter_slots, self._select_rows)
         for request, n in work:
             request.num_computed_tokens += n
-        return Step(batch, tuple(request for request, _ in work))
+        return Step(batch, tuple([request for request, _ in work]))
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
         """Commit the tokens of a step that has succeeded in the cache, and set each request's `draft_ids` to
@@ -140,6 +140,7 @@ class Queues:
         Called after the step's tokens are appended. Rejected drafts no longer count as computed. Requests of
         the step that do not run any more are left as they are.
         """
+        context_lens = step.batch.context_lens
         for s, request in enumerate(step.requests):
             if request.state is not RUNNING:
                 continue
@@ -148,7 +149,7 @@ class Queues:
                 request.draft_ids = drafts[s] if drafts else []
             # This step chose the last known token, so the keys and values of that token are not computed yet.
             num_known = len(request.token_ids) - request.num_output_placeholders
-            self.cache.commit(request, min(step.batch.context_lens[s], num_known - 1))
+            self.cache.commit(request, min(context_lens[s], num_known - 1))
 
     def rollback(self, step: Step) -> None:
         """Undo `take` for a step that has failed: its tokens do not count as computed any more, and the
