@@ -191,16 +191,16 @@ class Admission:
             raise self.refusal(code)
         arrival = this_arrival()
         ends_at = arrival.deadline(self.request_timeout)
-        self._take(arrival, params.n, 0)
+        self._take(arrival, sequences=params.n, tokens=0)
         try:
             stream = await self.backend.generate(prompt, params, request_id, **options)
             try:
-                self._take(arrival, 0, stream.tokens)
+                self._take(arrival, sequences=0, tokens=stream.tokens)
             except RequestError:
                 await stream.aclose()
                 raise
         except BaseException:
-            self.capacity.give_back(params.n, 0, worked=False)
+            self.capacity.give_back(sequences=params.n, tokens=0, worked=False)
             raise
         admitted = AdmittedStream(self, stream, params.n, ends_at)
         self._admitted.add(admitted)
