@@ -18,7 +18,7 @@ A request that is not served gets an error in OpenAI's shape; `code` names the r
 The errors `queue_full` and `queue_timeout` also say the time in milliseconds, in the header `retry-after-ms`,
 which the openai client reads first. That time may be less than a second, which Retry-After cannot say.
 
-While MAX_REQUESTS requests are under way, gates.py refuses a new one before admission: 503, server_full.
+While MAX_REQUESTS requests are under way, middleware.py refuses a new one before admission: 503, server_full.
 
 The status of a stream cannot change once the stream has begun; the error's body is then sent as an event. A
 request that has a token at its deadline, or when the shutdown ends it, is not an error: the answer has status

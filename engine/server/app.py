@@ -1,6 +1,6 @@
 """The HTTP server: OpenAI's completions API in front of any `Backend`. Part 4.
 
-`create_app` puts gates and routes together; `complete` answers a request. Knows nothing of models or
+`create_app` puts middleware and routes together; `complete` answers a request. Knows nothing of models or
 scheduling. Later parts add routes through `extensions`.
 """
 
@@ -21,7 +21,8 @@ from engine.server.backend import Backend
 from engine.server.complete import complete, refuse_unknown
 from engine.server.docs_page import HEADERS as docs_headers
 from engine.server.docs_page import docs_page
-from engine.server.gates import (
+from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
+from engine.server.middleware import (
     ApiKey,
     BodyLimit,
     Head,
@@ -31,7 +32,6 @@ from engine.server.gates import (
     UnderPath,
     host_names,
 )
-from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 

@@ -21,7 +21,7 @@ from engine.server import sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.completion_answer import stream_chunks, whole_response
 from engine.server.errors import RequestError, as_request_error, request_id
-from engine.server.gates import chosen_id
+from engine.server.middleware import chosen_id
 from engine.server.protocol import Body, Completions, SamplingFields
 from engine.server.structured_fields import as_sent
 

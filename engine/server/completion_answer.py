@@ -13,8 +13,8 @@ from fastapi.responses import Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.backend import OutputStream
-from engine.server.gates import yield_to_others
 from engine.server.limits import TURN_SECONDS
+from engine.server.middleware import yield_to_others
 from engine.server.protocol import Body, Completions
 from engine.server.structured_fields import as_sent
 

@@ -123,15 +123,15 @@ class ResponseItems:
         if piece.kind == "broken":
             return events
         item_type = ITEM_TYPE_OF[piece.kind]
-        if piece.kind == "call" or not self.items or self.items[-1].type != item_type:
-            events += self._end("completed")
-            events += self._begin(Item(item_type, piece.text if piece.kind == "call" else ""))
-        if piece.kind != "call":
-            self.items[-1].text.append(piece.text)
-            delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
-            if item_type == "message":
-                delta["logprobs"] = []
-            events.append(delta)
+        if piece.kind == "call":
+            return [*self._end("completed"), *self._begin(Item(item_type, name=piece.text))]
+        if not self.items or self.items[-1].type != item_type:
+            events += [*self._end("completed"), *self._begin(Item(item_type))]
+        self.items[-1].text.append(piece.text)
+        delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
+        if item_type == "message":
+            delta["logprobs"] = []
+        events.append(delta)
         return events
 
     def _event(self, subject: str, verb: str) -> dict[str, Any]:

@@ -69,8 +69,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     no_address = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
     with ExitStack() as opened:
-        for family, _, _, _, (name, _, *scope) in dict.fromkeys(addresses):
-            if sockets:
+        for family, _, _, _, address in dict.fromkeys(addresses):  # each address once
+            name, _, *scope = address
+            if sockets:  # a port that was selected for the first address is the port of all
                 port = sockets[0].getsockname()[1]
             try:
                 listener = socket.create_server((name, port, *scope), family=family, backlog=backlog())
