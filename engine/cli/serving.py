@@ -106,7 +106,7 @@ class Service:
         if lora_dir and not lora_dir.is_dir():
             raise ValueError(f"--lora-dir {lora_dir}: no such folder")
         for name in names:
-            if not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
+            if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
                 message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
                 raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
         self.args, self.lora_dir, self.tools = args, lora_dir, tools

@@ -131,7 +131,8 @@ class ChatClient:
                     if text:
                         answer.text += text
                         answer.last_text_seconds = time.perf_counter() - start
-                        answer.first_text_seconds = answer.first_text_seconds or answer.last_text_seconds
+                        if answer.first_text_seconds is None:
+                            answer.first_text_seconds = answer.last_text_seconds
                         yield text, answer
         if answer.finish_reason is None:
             raise ChatFailed("the answer broke off: the server closed the connection")

@@ -131,7 +131,9 @@ class TerminalChat:
             with path.open("wb" if path in self._saved else "xb") as file:
                 file.write(text)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user names an unknown user
-            reason = getattr(error, "strerror", None) or error
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror  # without the path, which the message has already
             self.console.print(printable(f"/save {name}: {reason}"), style="red", markup=False)
         else:
             self._saved.add(path)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from threading import Thread
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rich.console import Console, Group
@@ -27,7 +28,16 @@ from engine.telemetry.history import DATA_PATH, PERCENTILES
 LEVELS = "▁▂▃▄▅▆▇█"
 TIMEOUT = 10  # seconds for the server's whole answer
 SOMETHING_ELSE = "answers something else than a dashboard's data"
-COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "magenta", "kv": "blue"}
+
+
+class Measure(NamedTuple):
+    """A row of the dashboard."""
+
+    name: str
+    latest: str  # the latest value, as it is shown
+    values: Sequence[float | None]  # one for each of the last seconds
+    colour: str
+    top: float | None = None  # as in `sparkline`
 
 
 class NoAnswer(Exception):
@@ -50,8 +60,10 @@ def read(url: str) -> dict:
         ) from error
     except TimeoutError as error:
         raise NoAnswer(f"{address} has not answered in {TIMEOUT} s") from error
+    except urllib.error.URLError as error:
+        raise NoAnswer(f"{address}: {error.reason}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise NoAnswer(f"{address}: {getattr(error, 'reason', error)}") from error
+        raise NoAnswer(f"{address}: {error}") from error
     if not isinstance(answer, dict) or "seconds" not in answer:
         raise NoAnswer(f"{address} {SOMETHING_ELSE}")
     return answer
@@ -60,8 +72,9 @@ def read(url: str) -> dict:
 def _fetch(address: str, content: Future[bytes]) -> None:
     """Set `content` to the body of the answer, or to the exception that the request raised."""
     try:
-        local = is_this_machine(urlsplit(address).hostname)
-        opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
+        is_local = is_this_machine(urlsplit(address).hostname)
+        no_proxies = urllib.request.ProxyHandler({})
+        opener = urllib.request.build_opener(no_proxies) if is_local else urllib.request.build_opener()
         with opener.open(address, timeout=TIMEOUT) as response:
             content.set_result(ByteLimit().take(response.read(MAX_ANSWER_BYTES + 1)))
     except Exception as error:
@@ -78,13 +91,14 @@ def sparkline(values: Sequence[float | None], width: int, top: float | None = No
     largest of them, has the highest bar. None becomes a blank.
     """
     latest = values[-width:]
-    top = top or max((value for value in latest if value is not None), default=0) or 1
+    if top is None:
+        top = max((value for value in latest if value is not None), default=0)
     bars = []
     for value in latest:
         if value is None:
             bars.append(" ")
         else:
-            level = int(value / top * len(LEVELS))
+            level = int(value / top * len(LEVELS)) if top else 0
             bars.append(LEVELS[min(level, len(LEVELS) - 1)])
     return "".join(bars).rjust(width)
 
@@ -110,21 +124,26 @@ def _bars(answer: dict, width: int) -> Table:
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
     sequences = growth(seconds["step_sequences"])
-    batch = [num_seqs / num if num else None for num_seqs, num in zip(sequences, steps, strict=True)]
-    latest_batch = batch[-1] if batch else None
+    batch_sizes: list[float | None] = []  # requests per step; None for a second without a step
+    for num_sequences, num_steps in zip(sequences, steps, strict=True):
+        batch_sizes.append(num_sequences / num_steps if num_steps else None)
+    latest_size = batch_sizes[-1] if batch_sizes else None
+    shown_size = "–" if latest_size is None else f"{latest_size:.1f}"
+    measures = [
+        Measure("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, "cyan"),
+        Measure("running", f"{now['running']:,}", seconds["running"][1:], "green"),
+        Measure("waiting", f"{now['waiting']:,}", seconds["waiting"][1:], "yellow"),
+        Measure("requests per step", shown_size, batch_sizes, "magenta"),
+        Measure("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], "blue", top=1.0),
+    ]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right", min_width=8)
     table.add_column()
     bar_columns = max(4, width - 40)  # the names and the values take about 40 columns
-    for name, latest, values, top, colour in (
-        ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
-        ("running", f"{now['running']:,}", seconds["running"][1:], None, "running"),
-        ("waiting", f"{now['waiting']:,}", seconds["waiting"][1:], None, "waiting"),
-        ("requests per step", "–" if latest_batch is None else f"{latest_batch:.1f}", batch, None, "batch"),
-        ("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], 1.0, "kv"),
-    ):
-        table.add_row(name, latest, Text(sparkline(values, bar_columns, top), style=COLOURS[colour]))
+    for measure in measures:
+        bars = sparkline(measure.values, bar_columns, measure.top)
+        table.add_row(measure.name, measure.latest, Text(bars, style=measure.colour))
     return table
 
 
@@ -167,10 +186,10 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
         while True:
             answer = read(url)
             try:
-                drawn = board(answer, console.width)
+                panel = board(answer, console.width)
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 raise NoAnswer(f"{url} {SOMETHING_ELSE}") from error
-            live.update(drawn, refresh=True)
+            live.update(panel, refresh=True)
             if enough():
                 break
             time.sleep(1)

@@ -14,10 +14,14 @@ import httpx
 from engine.client.untrusted import ByteLimit, parse_json, token_count
 from engine.load.plan import Job
 
-OK, TIMEOUT, UNREACHABLE, BROKEN, ERROR_EVENT, GARBLED = (
-    "ok", "timeout", "no connection", "broken off", "error event", "no OpenAI stream",
-)  # fmt: skip
-PATHS = {"completions": "completions", "chat": "chat/completions"}
+# What may become of a request; an HTTP status as digits is a refusal.
+OK = "ok"
+TIMEOUT = "timeout"
+UNREACHABLE = "no connection"
+BROKEN = "broken off"
+ERROR_EVENT = "error event"
+GARBLED = "no OpenAI stream"
+PATHS = {"completions": "completions", "chat": "chat/completions"}  # where OpenAI's API has them, behind /v1
 
 
 @dataclass
@@ -26,7 +30,7 @@ class RequestRecord:
 
     due: float  # when the request should be sent
     sent: float  # when the request was sent
-    outcome: str = BROKEN  # OK, an HTTP status as digits, or one of the names above
+    outcome: str = BROKEN  # an HTTP status as digits, or one of the names above
     first: float | None = None  # when the first piece of text came; None without text
     last: float | None = None  # when the last piece of text came; None without text
     end: float = 0.0  # when the answer ended

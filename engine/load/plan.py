@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 WORDS = [
     "the", "a", "and", "to", "was", "he", "she", "said", "it", "they", "in", "his", "her", "with", "day",
@@ -68,6 +69,14 @@ class Trace:
     cut: int  # how many jobs had their prompt cut to fit
 
 
+class TraceRow(NamedTuple):
+    """A request of a production trace."""
+
+    time: float  # in seconds
+    prompt_tokens: int
+    output_tokens: int
+
+
 def replay(path: Path, context: int, seconds: float, random: Random, rate: float | None = None) -> Trace:
     """The jobs of a trace that are due in the first `seconds` of the run. The trace is a CSV file with the
     columns TIMESTAMP, ContextTokens and GeneratedTokens.
@@ -81,22 +90,22 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     or a time, there are fewer than two rows, or `rate` is given and the trace has no duration.
     """
     rows = _read_rows(path)
-    start, end = rows[0][0], rows[-1][0]
+    start, end = rows[0].time, rows[-1].time
     if rate and end <= start:
         raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
     speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
     context_tokens = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
-    totals = sorted(prompt + output for _, prompt, output in rows)
+    totals = sorted(row.prompt_tokens + row.output_tokens for row in rows)
     largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
     factor = min(1.0, context_tokens / max(1, largest_fitting))
 
     jobs, cut = [], 0
-    for time, prompt, output in rows:
-        at = (time - start) / speed
+    for row in rows:
+        at = (row.time - start) / speed
         if at >= seconds:
             break
-        output_tokens = min(max(1, round(output * factor)), context_tokens - 1)
-        prompt_tokens = max(1, round(prompt * factor))
+        output_tokens = min(max(1, round(row.output_tokens * factor)), context_tokens - 1)
+        prompt_tokens = max(1, round(row.prompt_tokens * factor))
         if prompt_tokens > context_tokens - output_tokens:
             prompt_tokens = context_tokens - output_tokens
             cut += 1
@@ -104,15 +113,15 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     return Trace(jobs, factor, speed, cut)
 
 
-def _read_rows(path: Path) -> list[tuple[float, int, int]]:
-    """The rows of a trace: (time in seconds, prompt tokens, output tokens) each. Raises as `replay` does."""
+def _read_rows(path: Path) -> list[TraceRow]:
+    """The rows of a trace, two at least. Raises as `replay` does."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         columns = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
         if not columns <= set(reader.fieldnames or ()):
             raise ValueError(f"{path}: the columns {', '.join(sorted(columns))} are needed")
         rows = [
-            (_to_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            TraceRow(_to_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
             for row in reader
         ]
     if len(rows) < 2:

@@ -105,12 +105,6 @@ def figures(
     seconds = max((record.end for record in records), default=start) - start
     num_output_tokens = [record.tokens for record in answered if record.tokens is not None]
     retry_after = [record.retry_after for record in refused if record.retry_after is not None]
-    times: dict[str, list[float]] = {
-        "ttft": [record.ttft for record in answered if record.ttft is not None],
-        "tpot": [record.tpot for record in answered if record.tpot is not None],
-        "itl": [gap for record in answered for gap in record.gaps],
-        "e2e": [record.e2e for record in answered if record.e2e is not None],
-    }
     measured: dict[str, Any] = {
         "sent": len(records),
         "answered": len(answered),
@@ -128,7 +122,8 @@ def figures(
         "late_seconds": spread([record.late for record in records], percentiles),
         "wakeups_late_seconds": spread(wakeup_delays, percentiles),
     }
-    measured |= {f"{name}_seconds": spread(values, percentiles) for name, values in times.items()}
+    for name, values in _times_of(answered).items():
+        measured[f"{name}_seconds"] = spread(values, percentiles)
     if limits is not None:
         num_good = sum(limits.are_met(record) for record in records)
         measured["goodput"] = {
@@ -137,6 +132,16 @@ def figures(
             "share": num_good / len(records) if records else 0.0,  # of all requests, refused ones included
         }
     return measured
+
+
+def _times_of(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """The times of whole answers, in seconds, by kind. An answer that does not have a time is left out."""
+    return {
+        "ttft": [record.ttft for record in answered if record.ttft is not None],
+        "tpot": [record.tpot for record in answered if record.tpot is not None],
+        "itl": [gap for record in answered for gap in record.gaps],
+        "e2e": [record.e2e for record in answered if record.e2e is not None],
+    }
 
 
 def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:

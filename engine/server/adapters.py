@@ -34,6 +34,7 @@ from engine.lora.manager import AdapterError, AdapterManager
 from engine.models.checkpoint import CheckpointError
 from engine.server.app import Extension
 from engine.server.backend import Backend
+from engine.server.complete import refuse_if_down
 from engine.server.errors import RequestError
 from engine.server.field_types import Name
 from engine.server.fields import Fields
@@ -66,7 +67,9 @@ class AdapterEngine(EngineThread):
 
     def options(self, body: SamplingFields) -> dict[str, str]:
         """For `Completions.more_options`: {"adapter": name} for an adapter, {} for the base model."""
-        return {"adapter": body.model} if body.model and body.model not in super().models() else {}
+        if body.model is None or body.model in super().models():
+            return {}
+        return {"adapter": body.model}
 
     def read(self, name: str, folder: Path) -> Adapter:
         """Read the adapter in `folder`, which is to be loaded as `name`.
@@ -173,7 +176,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 raise RequestError(400, message, param="lora_path")
             if not NAME.fullmatch(name):  # checked before `name` becomes part of a path
                 raise RequestError(400, f"lora_name={name!r}: {NAME_RULE}", param="lora_name")
-            _refuse_if_down(backend)
+            refuse_if_down(backend)
             source = folder / name
             if not source.is_dir():
                 message = f"the server's folder has no adapter {name!r}"
@@ -190,7 +193,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
 
         @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
         async def unload(body: UnloadRequest) -> PlainTextResponse:
-            _refuse_if_down(backend)
+            refuse_if_down(backend)
             try:
                 await engine.unload_adapter(body.lora_name)
             except (AdapterError, EngineError) as error:
@@ -198,15 +201,6 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return extend
-
-
-def _refuse_if_down(backend: Backend) -> None:
-    """Raise RequestError 503 unless requests can be served.
-
-    Admission control (Part 15) raises its own RequestError in `health` when it shuts down or is stuck.
-    """
-    if not backend.health():
-        raise _refusal(EngineError("the engine has ended"))
 
 
 def _refusal(error: ValueError | EngineError) -> RequestError:

@@ -18,7 +18,7 @@ A request that is not served gets an error in OpenAI's shape; `code` names the r
 The errors `queue_full` and `queue_timeout` also say the time in milliseconds, in the header `retry-after-ms`,
 which the openai client reads first. That time may be less than a second, which Retry-After cannot say.
 
-While MAX_REQUESTS requests are under way, gates.py refuses a new one before admission: 503, server_full.
+While MAX_REQUESTS requests are under way, middleware.py refuses a new one before admission: 503, server_full.
 
 The status of a stream cannot change once the stream has begun; the error's body is then sent as an event. A
 request that has a token at its deadline, or when the shutdown ends it, is not an error: the answer has status
@@ -191,16 +191,16 @@ class Admission:
             raise self.refusal(code)
         arrival = this_arrival()
         ends_at = arrival.deadline(self.request_timeout)
-        self._take(arrival, params.n, 0)
+        self._take(arrival, sequences=params.n, tokens=0)
         try:
             stream = await self.backend.generate(prompt, params, request_id, **options)
             try:
-                self._take(arrival, 0, stream.tokens)
+                self._take(arrival, sequences=0, tokens=stream.tokens)
             except RequestError:
                 await stream.aclose()
                 raise
         except BaseException:
-            self.capacity.give_back(params.n, 0, worked=False)
+            self.capacity.give_back(sequences=params.n, tokens=0, worked=False)
             raise
         admitted = AdmittedStream(self, stream, params.n, ends_at)
         self._admitted.add(admitted)

@@ -35,14 +35,15 @@ class AnswerReader:
         parser: Parser,
         is_tool_named: bool = False,
         max_calls: int | None = None,
-        reasoning_parser: str | None = None,
+        has_reasoning: bool = False,
         is_reasoning_shown: bool = True,
     ) -> None:
         """`is_tool_named`: the request says which tool the model must call. `max_calls`: further calls are
-        left out of the answer; None means no bound. `is_reasoning_shown`: whether thoughts are in the answer.
+        left out of the answer; None means no bound. `has_reasoning`: the server separates thoughts from
+        answers, so a message has the field "reasoning". `is_reasoning_shown`: thoughts are in the answer.
         """
         self.parser, self.is_tool_named, self.max_calls = parser, is_tool_named, max_calls
-        self.has_reasoning, self.is_reasoning_shown = reasoning_parser is not None, is_reasoning_shown
+        self.has_reasoning, self.is_reasoning_shown = has_reasoning, is_reasoning_shown
         self.calls: list[Call] = []  # all calls, including those that are left out of the answer
 
     def pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
@@ -64,6 +65,7 @@ class AnswerReader:
 
     @property
     def has_broken_call(self) -> bool:
+        """Whether the arguments of any call turned out not to be a JSON object."""
         return any(call.is_broken for call in self.calls)
 
     def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
@@ -73,14 +75,17 @@ class AnswerReader:
         for piece in self.pieces(sample, previous):
             if piece.kind == "call":
                 index += 1
-            is_of_call = piece.kind in ("call", "arguments", "broken")
-            if piece.kind == "reasoning":
-                is_shown = self.is_reasoning_shown
-            else:
-                is_shown = not is_of_call or self.max_calls is None or index < self.max_calls
-            if is_shown:
+            if self._is_shown(piece, index):
                 shown.append(piece)
         return shown
+
+    def _is_shown(self, piece: Piece, index: int) -> bool:
+        """Whether a piece is in the answer. `index` is that of the last call up to this piece."""
+        if piece.kind == "reasoning":
+            return self.is_reasoning_shown
+        if piece.kind in ("call", "arguments", "broken"):
+            return self.max_calls is None or index < self.max_calls
+        return True
 
     def finish_reason(self, sample: CompletionOutput) -> str | None:
         """The sample's finish reason. As in OpenAI's API, it is "tool_calls" instead of "stop" if the model
@@ -98,10 +103,11 @@ class AnswerReader:
         pieces = self.pieces(sample, None)
         thoughts = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
         content = echoed + "".join(piece.text for piece in pieces if piece.kind == "content")
-        no_content = None if self.calls or thoughts else ""
-        message: dict[str, Any] = {"content": content or no_content}
+        is_nothing_said = not content and bool(self.calls or thoughts)
+        message: dict[str, Any] = {"content": None if is_nothing_said else content}
         if self.has_reasoning:
-            message["reasoning"] = (thoughts or None) if self.is_reasoning_shown else None
+            is_shown = bool(thoughts) and self.is_reasoning_shown
+            message["reasoning"] = thoughts if is_shown else None
         if self.calls:
             message["tool_calls"] = [call.json() for call in self.calls[: self.max_calls]]
         return message

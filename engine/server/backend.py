@@ -144,7 +144,7 @@ class LockedBackend:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for stream in [*self._live.values()]:
+        for stream in list(self._live.values()):
             await stream.aclose()
 
     def models(self) -> list[str]:

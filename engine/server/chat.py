@@ -17,11 +17,12 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.models.config import ModelConfig
-from engine.server.app import Extension, complete
+from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_responses import ChatChunk, ChatResponse
 from engine.server.chat_tools import ChatExtension, refuse_tools
+from engine.server.complete import complete
 from engine.server.errors import RequestError
 from engine.server.protocol import Completions
 from engine.server.responses import openapi_responses
@@ -169,19 +170,14 @@ def prompt_ids(
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        if "reasoning_effort" in template.variables:
-            variables["reasoning_effort"] = body.reasoning_effort
-        elif body.reasoning_effort != "none":
-            message = (
-                f"reasoning_effort={body.reasoning_effort!r}: the model's chat template does not read it; "
-                'null or "none" is accepted'
-            )
-            raise RequestError(400, message, param="reasoning_effort")
-    messages: Sequence[Mapping[str, Any]] = [message.plain() for message in body.messages]
-    if extension is not None:
+    variables = _template_variables(body, template)
+    messages: Sequence[Mapping[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    if extension is None:
+        messages = [message.plain() for message in body.messages]
+    else:
         messages = extension.messages(body.messages, template)
+        tools = extension.tools(body)
     try:
         _, ids = chat_prompt(
             messages,
@@ -193,7 +189,7 @@ def prompt_ids(
             add_special_tokens=bool(body.add_special_tokens),
             variables=variables,
             truncate=body.truncate_prompt_tokens,
-            tools=extension.tools(body) if extension else None,
+            tools=tools,
         )
         return ids
     except ChatError as error:
@@ -202,3 +198,22 @@ def prompt_ids(
         if error.field != "prompt":
             raise
         raise RequestError(400, f"messages: {error}", param="messages") from None
+
+
+def _template_variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
+    """The variables that the client sets in the template. Raises RequestError for a `reasoning_effort` that
+    the template does not read.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    if effort is None:
+        return variables
+    if "reasoning_effort" in template.variables:
+        variables["reasoning_effort"] = effort
+    elif effort != "none":
+        message = (
+            f"reasoning_effort={effort!r}: the model's chat template does not read it; "
+            'null or "none" is accepted'
+        )
+        raise RequestError(400, message, param="reasoning_effort")
+    return variables

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.server.chat_tools import CallId, ToolCalls, ToolChoice, Tools, short_json
 from engine.server.errors import RequestError
-from engine.server.field_types import Integer, Name, bounds
+from engine.server.field_types import Integer, Name, bounds, tag_by_type
 from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_MESSAGES,
@@ -40,6 +40,9 @@ from engine.server.structured_fields import behind
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
 NoFunctions = Annotated[None, neutral([], otherwise="is the old name of tools: null or [] is accepted")]
+NoOldCall = Annotated[
+    None, neutral([], otherwise="is the old name of tool_calls: null or [] is accepted")
+]  # in a message
 NoFunctionCall = Annotated[
     None,
     neutral("none", "auto", otherwise='is the old name of tool_choice: null, "none" or "auto" is accepted'),
@@ -51,15 +54,7 @@ Store = Annotated[
     None, neutral(False, otherwise="is not supported, since answers are not kept: null or false is accepted")
 ]
 Verbosity = Annotated[None, neutral("medium", otherwise='is not supported: null or "medium" is accepted')]
-
-
-def content_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (a content) should have: a text, or a list of parts. None if no type
-    fits.
-    """
-    if isinstance(value, str):
-        return "text"
-    return "parts" if isinstance(value, list) else None
+content_kind = tag_by_type({str: "text", list: "parts"})  # of the types that a message's content may have
 
 
 def _not_function(value: Any) -> Any:
@@ -86,6 +81,10 @@ class TextPart(Fields):
 
 
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
+Content = Annotated[
+    Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
+    Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
+]
 
 
 class Message(Fields):
@@ -99,13 +98,7 @@ class Message(Fields):
     """
 
     role: Role
-    content: (
-        Annotated[
-            Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
-            Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
-        ]
-        | None
-    ) = None
+    content: Content | None = None
     name: Name | None = None
     tool_calls: Annotated[ToolCalls | None, BeforeValidator(_none_if_empty)] = None
     tool_call_id: CallId | None = None
@@ -114,7 +107,7 @@ class Message(Fields):
     refusal: Absent = None
     annotations: Absent = None
     audio: Absent = None
-    function_call: NoFunctions = None
+    function_call: NoOldCall = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -187,8 +180,12 @@ class ChatRequest(SamplingFields):
         None, neutral(otherwise="is not accepted from a client, since a template is a program: null is")
     ] = None
 
-    # What a ChatExtension has read so far of a streamed answer's samples, by their indices.
     _readers: dict[int, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def readers(self) -> dict[int, Any]:
+        """What a ChatExtension has read so far of a streamed answer's samples, by their indices."""
+        return self._readers
 
     def role(self) -> str:
         """The role of the message that the model writes. It is the assistant's, unless the prompt does not

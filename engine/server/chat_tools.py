@@ -17,7 +17,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.server.errors import RequestError
-from engine.server.field_types import Name
+from engine.server.field_types import Name, tag_by_type
 from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_CALLS,
@@ -104,14 +104,8 @@ class NamedTool(Fields):
     function: NamedFunction
 
 
-def _choice_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (a tool_choice) should have; None if no type fits."""
-    if isinstance(value, str):
-        return "word"
-    return "function" if isinstance(value, dict | NamedTool) else None
-
-
 ChoiceWord = Literal["none", "auto", "required"]
+_choice_kind = tag_by_type({str: "word", dict: "function", NamedTool: "function"})
 ToolChoice = Annotated[
     Annotated[ChoiceWord, Tag("word")] | Annotated[NamedTool, Tag("function")],
     Discriminator(_choice_kind, "tool_choice_kind", '"none", "auto", "required" or a function is accepted'),
@@ -140,6 +134,9 @@ CallId = Annotated[StrictStr, Field(min_length=1, max_length=MAX_NAME_CHARACTERS
 
 class AnswerItems(Protocol):
     """An answer as the items of a response (/v1/responses)."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The events that a stream sends before the first token."""
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
         """OpenAI's events for what `sample` has beyond `previous`, and for the end if it has finished.

@@ -6,16 +6,20 @@ long one is written. `Completions` makes the choices, in the shape of a completi
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi.responses import Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.backend import OutputStream
-from engine.server.gates import yield_to_others
 from engine.server.limits import TURN_SECONDS
+from engine.server.middleware import yield_to_others
 from engine.server.protocol import Body, Completions
 from engine.server.structured_fields import as_sent
+
+# The number of a stream, and the stream's next output, or the error with which the stream failed.
+NumberedOutput = tuple[int, RequestOutput | Exception]
 
 
 async def whole_response(
@@ -57,23 +61,11 @@ async def stream_chunks(
     stream, for what is sent before the first token. The last chunk has the usage, if the body asks for it.
     Raises the error of the first stream that fails.
     """
-    arrived: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
     sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
     latest = list(empty_outputs)
     only_in_first_chunk: dict = {}
     if body.return_token_ids and not api.prompt_ids_in_choice:
         only_in_first_chunk = {"prompt_token_ids": list(empty_outputs[0].prompt_token_ids)}
-
-    async def forward(i: int, stream: OutputStream) -> None:
-        """Put each output of a stream into `arrived`, and the error if the stream fails."""
-        try:
-            async for output in stream:
-                await arrived.put((i, output))
-        except Exception as error:
-            await arrived.put((i, error))
-
-    clock = asyncio.get_running_loop().time
-    tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
     stream_options = body.stream_options
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
@@ -84,12 +76,13 @@ async def stream_chunks(
             return {}
         return {"usage": api.usage(body, latest) if has_continuous_usage else None}
 
-    try:
+    clock = asyncio.get_running_loop().time
+    async with _arrivals(streams) as arrivals:
         for choice in api.opening(body):
             yield envelope | {"choices": [choice]} | usage() | only_in_first_chunk
             only_in_first_chunk = {}
         while not all(output.finished for output in latest):
-            i, output = await arrived.get()
+            i, output = await arrivals.get()
             turn_start = clock()
             if isinstance(output, Exception):
                 raise as_sent(output, body)
@@ -103,6 +96,23 @@ async def stream_chunks(
                     turn_start = clock()
         if has_usage:
             yield envelope | {"choices": [], "usage": api.usage(body, latest)}
+
+
+@asynccontextmanager
+async def _arrivals(streams: list[OutputStream]) -> AsyncIterator[asyncio.Queue[NumberedOutput]]:
+    """A queue into which the outputs of all streams come, in the order in which they arrive."""
+    arrivals: asyncio.Queue[NumberedOutput] = asyncio.Queue(maxsize=len(streams))
+
+    async def forward(i: int, stream: OutputStream) -> None:
+        try:
+            async for output in stream:
+                await arrivals.put((i, output))
+        except Exception as error:
+            await arrivals.put((i, error))
+
+    tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        yield arrivals
     finally:
         for task in tasks:
             task.cancel()
@@ -120,13 +130,10 @@ def _unsent(
     unsent = []
     for sample in output.outputs:
         previous = sent.get(sample.index)
-        if previous is None:
-            is_new = bool(sample.text or sample.finish_reason)
-        elif previous.finish_reason:
-            is_new = False
-        else:
-            is_new = bool(len(sample.text) > len(previous.text) or sample.finish_reason)
-        if is_new:
+        if previous is not None and previous.finish_reason:
+            continue  # all of it is sent
+        num_sent = len(previous.text) if previous else 0  # characters
+        if len(sample.text) > num_sent or sample.finish_reason:
             sent[sample.index] = sample
             unsent.append((sample, previous))
     return unsent

@@ -83,18 +83,20 @@ def deadlines(app: FastAPI, _: Backend) -> None:
 
     def openapi() -> dict[str, Any]:
         """The app's description, in which each route that generates text has the header as a parameter."""
-        is_new = app.openapi_schema is None  # FastAPI makes the description once, and then returns the same
+        if app.openapi_schema is not None:  # FastAPI makes the description once
+            return app.openapi_schema
         description = make_description()
-        if is_new:
-            for methods in description["paths"].values():
-                answer = methods.get("post", {}).get("responses", {}).get("200", {})
-                # All routes that generate text can stream.
-                generates_text = "text/event-stream" in answer.get("content", {})
-                if generates_text:
-                    methods["post"].setdefault("parameters", []).append(PARAMETER)
+        for methods in description["paths"].values():
+            if "post" in methods and _generates_text(methods["post"]):
+                methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the description
+
+
+def _generates_text(operation: dict[str, Any]) -> bool:
+    """Whether a route generates text: all routes that do can stream it. `operation` is OpenAPI's."""
+    return "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
 
 
 def parse_seconds(text: str) -> float:

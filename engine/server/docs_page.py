@@ -9,7 +9,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -54,19 +54,27 @@ BOUNDS = {
 MAX_DEPTH = 3  # fields of fields of fields are shown
 
 
+class FieldRow(NamedTuple):
+    """A row of a table: one field of an object."""
+
+    name: str  # with the names of the fields around it, such as messages[].role
+    kind: str  # what the field accepts, in words
+    is_required: bool
+
+
 def docs_page(description: Mapping[str, Any]) -> str:
     """The page for an OpenAPI description, as HTML."""
     title = escape(f"{description['info']['title']}: routes and fields")
     schemas = description.get("components", {}).get("schemas", {})
-    routes = "".join(
-        _route(method, path, operation, schemas)
-        for path, operations in description["paths"].items()
-        for method, operation in operations.items()
-    )
+    routes = []
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            routes.append(_route(method, path, operation, schemas))
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code></p>{routes}</main></body></html>"
+        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code></p>{''.join(routes)}</main>"
+        "</body></html>"
     )
 
 
@@ -101,21 +109,21 @@ def _event_schema(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return event["contentSchema"]["anyOf"][0]
 
 
-def _table(heading: str, rows: Iterator[tuple[str, str, bool]], if_empty: str) -> str:
-    """A table of `rows`, which are those of `_fields`; the paragraph `if_empty` if there are no rows."""
-    lines = [
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(kind)}</td>'
-        f"<td>{'required' if is_required else ''}</td></tr>"
-        for name, kind, is_required in rows
-    ]
+def _table(heading: str, rows: Iterator[FieldRow], if_empty: str) -> str:
+    """A table of `rows`; the paragraph `if_empty` if there are no rows."""
+    lines = []
+    for row in rows:
+        required = "required" if row.is_required else ""
+        cells = f"<td>{escape(row.kind)}</td><td>{required}</td>"
+        lines.append(f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>')
     content = f"<table>{''.join(lines)}</table>" if lines else f"<p>{if_empty}</p>"
     return f"<h2>{escape(heading)}</h2>{content}"
 
 
 def _fields(
     schema: Mapping[str, Any], schemas: Mapping[str, Any], prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, str, bool]]:
-    """(name, kind, whether it is required) of each field of an object.
+) -> Iterator[FieldRow]:
+    """A row for each field of an object.
 
     After a field that holds objects come their fields, such as messages[].role after messages. `prefix` is
     put before each name. `depth` is the number of objects around this one.
@@ -123,7 +131,7 @@ def _fields(
     schema = _resolved(schema, schemas)
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
-        yield prefix + name, _kind(field, schemas), name in required
+        yield FieldRow(prefix + name, _kind(field, schemas), is_required=name in required)
         if depth + 1 < MAX_DEPTH:
             for inner_schema, brackets in _objects(field, schemas):
                 inner_prefix = f"{prefix}{name}{brackets}."
@@ -137,11 +145,16 @@ def _objects(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[t
     field = _resolved(field, schemas)
     if "properties" in field:
         yield field, ""
-    for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
+    for choice in _choices(field):
         yield from _objects(choice, schemas)
     if "items" in field:
         for inner_schema, brackets in _objects(field["items"], schemas):
             yield inner_schema, "[]" + brackets
+
+
+def _choices(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of which a field's value must fit one; none if there is no such choice."""
+    return [*field.get("anyOf", ()), *field.get("oneOf", ())]
 
 
 def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,9 +169,7 @@ def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return " or ".join(map(json.dumps, values))
-    choices = (*field.get("anyOf", ()), *field.get("oneOf", ()))
-    kinds = [_kind(choice, schemas) for choice in choices]
-    kinds = list(dict.fromkeys(kinds))  # each kind once, in order
+    kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in _choices(field)))  # each once, in order
     if not kinds:
         kinds = [field.get("type", "any value")]
     if "number" in kinds and "integer" in kinds:

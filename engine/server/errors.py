@@ -22,6 +22,7 @@ from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
 request_id: ContextVar[str] = ContextVar("request_id", default="req-none")  # of the current request
+# The error's `type` by its status; RequestError.body has the types of all others.
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -42,26 +43,29 @@ class RequestError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message, param = _short(message), param and _short(param)  # both may quote a long value
+        message = _shortened(message)  # it may quote a long value, as may `param`
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, message, code
+        self.param = None if param is None else _shortened(param)
         self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(max(1, round(retry_after)))
 
     def body(self) -> dict:
         """The body of the response, as JSON data."""
-        fallback = "invalid_request_error" if self.status < 500 else "server_error"
-        error_type = TYPES.get(self.status, fallback)
+        default_type = "invalid_request_error" if self.status < 500 else "server_error"
+        error_type = TYPES.get(self.status, default_type)
         return {
             "error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
         }
 
     def response(self) -> JSONResponse:
+        """The response, with the status and the headers."""
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
+    """The text, cut to MAX_MESSAGE_CHARACTERS if it is longer."""
     return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "…"
 
 
@@ -82,17 +86,20 @@ def as_request_error(error: Exception) -> RequestError:
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
     # The message of an unknown exception may contain paths and data, so it goes only to the log.
-    name = request_id.get()
-    logger.error("%s failed", name, exc_info=error)
-    message = f"the engine failed while working on this request; the server's log says why, under {name}"
+    logger.error("%s failed", request_id.get(), exc_info=error)
+    message = (
+        "the engine failed while working on this request; the server's log says why, under "
+        f"{request_id.get()}"
+    )
     return RequestError(500, message, code="engine_error")
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:
     """A 400 for the first of pydantic's complaints.
 
-    A complaint's path is its `loc` without "body". `param` is the first name in the path, which is a field of
-    the body, or None if the path names no field. The complaint's `type` decides the message:
+    A complaint's path is its `loc` without the "body" that it begins with. `param` is the first name in the
+    path, which is a field of the body, or None if the path names no field. The complaint's `type` decides the
+    message:
 
     - json_invalid: "the body is not valid JSON: REASON". REASON is `error` in the complaint's `ctx`.
     - extra_forbidden: "PATH is not a field of this endpoint", with code "unknown_field". PATH is the path
@@ -107,7 +114,7 @@ def _from_validation(error: RequestValidationError) -> RequestError:
     if isinstance(error.body, bytes) and error.body:
         return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")
     first = error.errors()[0]
-    path = [part for part in first["loc"] if part != "body"]
+    path = first["loc"][1:]
     field = str(path[0]) if path and isinstance(path[0], str) else None
     match first["type"]:
         case "json_invalid":
@@ -155,22 +162,25 @@ def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _openapi_response(description: str, **more: Any) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": ERROR}}, **more}
+    """An error's response as /openapi.json describes it. `more` are further fields, such as `headers`."""
+    content = {"application/json": {"schema": ERROR_SCHEMA}}
+    return {"description": description, "content": content, **more}
 
 
-ERROR = plain_schema(ErrorBody)
+ERROR_SCHEMA = plain_schema(ErrorBody)
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 MILLISECONDS = {"description": "The same, finer (Part 15)", "schema": {"type": "integer", "minimum": 1}}
-WAIT = {"Retry-After": SECONDS, "retry-after-ms": MILLISECONDS}
+WAIT_HEADERS = {"Retry-After": SECONDS, "retry-after-ms": MILLISECONDS}
+# The errors of all routes, as FastAPI's `responses` describes them.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     400: _openapi_response("A field is wrong or not supported; `param` names it"),
     401: _openapi_response("The API key is missing or wrong"),
     404: _openapi_response("No such model"),
     405: _openapi_response("The route does not accept this method"),
     413: _openapi_response("The body is too large"),
-    429: _openapi_response("The server has no room now: try again later", headers=WAIT),
+    429: _openapi_response("The server has no room now: try again later", headers=WAIT_HEADERS),
     500: _openapi_response("The engine failed"),
-    503: _openapi_response("The server cannot serve requests now", headers=WAIT),
+    503: _openapi_response("The server cannot serve requests now", headers=WAIT_HEADERS),
     "4XX": _openapi_response("Any other error of the client"),
 }
 

@@ -5,6 +5,7 @@ described here, for /openapi.json (`bounds`): the engine checks them, and its me
 pydantic's.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag
@@ -23,6 +24,21 @@ from engine.server.limits import (
 )
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
+
+
+def tag_by_type(tags: Mapping[type, str]) -> Callable[[Any], str | None]:
+    """For a Discriminator: a function that returns the tag of a value's type, or None if no type fits.
+
+    pydantic checks the value against the type with this tag only, so that an error is about that type.
+    """
+
+    def tag_of(value: Any) -> str | None:
+        for kind, tag in tags.items():
+            if isinstance(value, kind):
+                return tag
+        return None
+
+    return tag_of
 
 
 def prompt_or_stop_kind(value: Any) -> str | None:

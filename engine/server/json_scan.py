@@ -151,21 +151,20 @@ class CallText:
     def take(self, char: str) -> None:
         """Take the next character. The first is the opening brace."""
         scan = self.scan
-        expected, depth = scan.expects, len(scan.open)
+        expected, depth = scan.expects, len(scan.open)  # before this character
         scan.take(char)
         if scan.is_broken or depth == 0:
             return
-        is_nested = depth > 1 or len(scan.open) > 1  # in a value that is an object or a list
-        if depth == 1 and expected in ("value", "key", "key or end") and char not in SPACE:
-            self._begin(expected == "value", char)
-        elif is_nested:
+        if depth > 1:  # within a value that is an object or a list
             if self._field in self.fields:
                 self._arguments.append(char)
+        elif expected in ("value", "key", "key or end"):
+            if char not in SPACE:
+                self._begin(expected == "value", char)
         elif expected in ("string", "escape"):
             self._text.append(char)
-        is_end_of_string = expected == "string" and scan.expects in ("colon", "after")
-        if depth == 1 and is_end_of_string:
-            self._take_string(is_key=scan.expects == "colon")
+            if scan.expects in ("colon", "after"):  # this character ends the string
+                self._take_string(is_key=scan.expects == "colon")
 
     def _begin(self, is_value: bool, char: str) -> None:
         """Take the first character of a field's name or value, or the closing brace."""

@@ -95,16 +95,23 @@ class SamplingFields(Fields):
 
         Raises ParameterError or RequestError for a value that is out of range or not supported.
         """
-        if self.stream_options and not self.stream:
-            raise RequestError(400, "stream_options needs stream=true", param="stream_options")
-        if self.stream_options and self.stream_options.include_obfuscation:
-            message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
-            raise RequestError(400, message, param="stream_options")
-        options = self.stream_options
-        if options and options.continuous_usage_stats and not options.include_usage:
-            message = "stream_options.continuous_usage_stats=true needs include_usage=true"
-            raise RequestError(400, message, param="stream_options")
+        self._check_stream_options()
         return SamplingParams(**self._sent_params())
+
+    def _check_stream_options(self) -> None:
+        """Raise RequestError for stream options that are not supported, or that need another field."""
+        options = self.stream_options
+        if options is None:
+            return
+        message: str | None = None
+        if not self.stream:
+            message = "stream_options needs stream=true"
+        elif options.include_obfuscation:
+            message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
+        elif options.continuous_usage_stats and not options.include_usage:
+            message = "stream_options.continuous_usage_stats=true needs include_usage=true"
+        if message is not None:
+            raise RequestError(400, message, param="stream_options")
 
     def output_bound(self) -> tuple[str, int | None]:
         """The name and the value of the field that bounds the output's length."""
@@ -112,11 +119,9 @@ class SamplingFields(Fields):
 
     def _sent_params(self) -> dict[str, Any]:
         """name -> value of the parameters that were given. The others keep the defaults of SamplingParams."""
-        params: dict[str, Any] = {}
-        for name in SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None:
-                params[name] = value
+        same_names = SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__
+        values = {name: getattr(self, name) for name in same_names}
+        params: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         structure = structure_of(self.response_format, self.structured_outputs)
         return params | {"logit_bias": self._bias(), "structured_outputs": structure}
 
@@ -274,9 +279,10 @@ class Completions(Generic[Body]):
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
-        num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-        samples = [sample for output in outputs for sample in output.outputs]
-        num_output_tokens = sum(len(sample.token_ids) for sample in samples)
+        num_prompt_tokens = num_output_tokens = 0
+        for output in outputs:
+            num_prompt_tokens += len(output.prompt_token_ids)
+            num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,

@@ -17,7 +17,7 @@ from engine.server.reasoning import END
 from engine.text.tokenizer import Tokenizer
 
 # kind of a piece -> type of the item to which it belongs
-ITEM_TYPES = {
+ITEM_TYPE_OF = {
     "reasoning": "reasoning", "content": "message", "call": "function_call", "arguments": "function_call",
 }  # fmt: skip
 # type of an item -> name of its text in events
@@ -71,6 +71,10 @@ class ResponseItems:
         self.reader: AnswerReader | None = None  # None until the answer is read
         self.items: list[Item] = []
 
+    def opening(self) -> list[dict[str, Any]]:
+        """As in AnswerItems: none, because the first piece decides of which type the first item is."""
+        return []
+
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
         """As in AnswerItems."""
         if self.reader is None:
@@ -118,16 +122,16 @@ class ResponseItems:
         events: list[dict[str, Any]] = []
         if piece.kind == "broken":
             return events
-        item_type = ITEM_TYPES[piece.kind]
-        if piece.kind == "call" or not self.items or self.items[-1].type != item_type:
-            events += self._end("completed")
-            events += self._begin(Item(item_type, piece.text if piece.kind == "call" else ""))
-        if piece.kind != "call":
-            self.items[-1].text.append(piece.text)
-            delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
-            if item_type == "message":
-                delta["logprobs"] = []
-            events.append(delta)
+        item_type = ITEM_TYPE_OF[piece.kind]
+        if piece.kind == "call":
+            return [*self._end("completed"), *self._begin(Item(item_type, name=piece.text))]
+        if not self.items or self.items[-1].type != item_type:
+            events += [*self._end("completed"), *self._begin(Item(item_type))]
+        self.items[-1].text.append(piece.text)
+        delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
+        if item_type == "message":
+            delta["logprobs"] = []
+        events.append(delta)
         return events
 
     def _event(self, subject: str, verb: str) -> dict[str, Any]:

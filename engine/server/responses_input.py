@@ -11,9 +11,10 @@ from pydantic import Discriminator, Field, StrictStr, Tag
 
 from engine.server.chat_request import Absent, Message, content_kind
 from engine.server.chat_tools import CalledFunction, CallId, ToolCall, ToolName
+from engine.server.errors import RequestError
 from engine.server.field_types import Name
 from engine.server.fields import Fields
-from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
+from engine.server.limits import MAX_CALLS, MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.neutral import neutral
 
 
@@ -27,7 +28,16 @@ class InputText(Fields):
 
 
 Parts = Annotated[list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
+Content = Annotated[
+    Annotated[StrictStr, Tag("text")] | Annotated[Parts, Tag("parts")],
+    Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
+]
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def joined_text(content: str | list[InputText]) -> str:
+    """The text of a content. Several parts are joined by line breaks, as in a chat."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class InputMessage(Fields):
@@ -35,18 +45,10 @@ class InputMessage(Fields):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[StrictStr, Tag("text")] | Annotated[Parts, Tag("parts")],
-        Discriminator(content_kind, "content_kind", "a text or a list of text parts is accepted"),
-    ]
+    content: Content
     id: Name | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-
-    def text(self) -> str:
-        """The content's text. Several parts are joined by line breaks, as in a chat."""
-        content = self.content
-        return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class FunctionCall(Fields):
@@ -65,17 +67,9 @@ class FunctionCallOutput(Fields):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Annotated[
-        Annotated[StrictStr, Tag("text")] | Annotated[Parts, Tag("parts")],
-        Discriminator(content_kind, "output_kind", "a text or a list of text parts is accepted"),
-    ]
+    output: Content
     id: Name | None = None
     status: Status | None = None
-
-    def text(self) -> str:
-        """The output's text. Several parts are joined by line breaks."""
-        output = self.output
-        return output if isinstance(output, str) else "\n".join(part.text for part in output)
 
 
 class ReasoningText(Fields):
@@ -102,9 +96,7 @@ ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 def _item_kind(value: Any) -> str | None:
     """The tag of the type that `value` (an item of the input) should have; None if no type fits."""
-    if not isinstance(value, dict):  # an item that is parsed already
-        return getattr(value, "type", None) or "message"
-    item_type = value.get("type")
+    item_type = value.get("type") if isinstance(value, dict) else None
     if item_type is None:  # OpenAI's clients leave out the type of a message
         return "message"
     return item_type if item_type in ITEM_TYPES else None
@@ -129,35 +121,36 @@ Items = Annotated[
 def chat_messages(items: Sequence[Item]) -> list[Message]:
     """The items as messages of a chat. Thoughts, a message and calls that follow each other, in this order,
     become one message of the assistant, because they were one answer.
+
+    Raises RequestError if more than MAX_CALLS calls follow each other.
     """
     messages: list[dict[str, Any]] = []
 
-    def assistants_message(field: str) -> dict[str, Any]:
-        """The message of the assistant that `field` belongs to: the last message, or a new one if the last
-        has the field already, has calls already, or is not the assistant's.
-        """
-        last = messages[-1] if messages else {"role": ""}
-        has_room = field not in last and "tool_calls" not in last
-        if last["role"] != "assistant" or not has_room:
+    def assistants_message(*absent_fields: str) -> dict[str, Any]:
+        """The last message, if it is the assistant's and has none of `absent_fields`; otherwise a new one."""
+        last = messages[-1] if messages else {}
+        if last.get("role") != "assistant" or any(field in last for field in absent_fields):
             messages.append({"role": "assistant"})
         return messages[-1]
 
     for item in items:
         match item:
             case InputMessage(role="assistant"):
-                assistants_message("content")["content"] = item.text()
+                assistants_message("content", "tool_calls")["content"] = joined_text(item.content)
             case InputMessage():
-                messages.append({"role": item.role, "content": item.text()})
+                messages.append({"role": item.role, "content": joined_text(item.content)})
             case ReasoningItem():
-                if thoughts := "".join(part.text for part in item.content or ()):
-                    assistants_message("reasoning")["reasoning"] = thoughts
+                thoughts = "".join(part.text for part in item.content or ())
+                if thoughts:
+                    assistants_message("reasoning", "content", "tool_calls")["reasoning"] = thoughts
             case FunctionCall():
+                calls = assistants_message().setdefault("tool_calls", [])
+                if len(calls) == MAX_CALLS:
+                    message = f"input: at most {MAX_CALLS} calls that follow each other are accepted"
+                    raise RequestError(400, message, param="input")
                 function = CalledFunction(name=item.name, arguments=item.arguments)
-                call = ToolCall(id=item.call_id, function=function)
-                if messages and messages[-1]["role"] == "assistant":  # a message may have several calls
-                    messages[-1].setdefault("tool_calls", []).append(call)
-                else:
-                    messages.append({"role": "assistant", "tool_calls": [call]})
+                calls.append(ToolCall(id=item.call_id, function=function))
             case FunctionCallOutput():
-                messages.append({"role": "tool", "content": item.text(), "tool_call_id": item.call_id})
+                content = joined_text(item.output)
+                messages.append({"role": "tool", "content": content, "tool_call_id": item.call_id})
     return [Message(**message) for message in messages]

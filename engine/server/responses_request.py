@@ -28,7 +28,7 @@ from engine.server.chat_tools import (
     ToolName,
 )
 from engine.server.errors import RequestError
-from engine.server.field_types import Integer, Name, Number, Salt, StopOrStops, bounds
+from engine.server.field_types import Integer, Name, Number, Salt, StopOrStops, bounds, tag_by_type
 from engine.server.fields import Fields
 from engine.server.limits import MAX_TOOLS
 from engine.server.neutral import neutral
@@ -45,15 +45,11 @@ SAME_FIELDS = (
 # A field of a ChatRequest -> the field of this API from which it comes.
 RESPONSES_NAMES = {
     "messages": "input", "logprobs": "include", "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning", "response_format": "text",
+    "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning", "response_format": "text",
 }  # fmt: skip
 
-
-def _input_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (the input) should have; None if no type fits."""
-    if isinstance(value, str):
-        return "text"
-    return "items" if isinstance(value, list) else None
+_input_kind = tag_by_type({str: "text", list: "items"})
+_choice_kind = tag_by_type({str: "word", dict: "function"})
 
 
 class ResponseTool(Function):
@@ -74,13 +70,6 @@ class NamedResponseTool(Fields):
 
     type: Literal["function"]
     name: ToolName
-
-
-def _choice_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (a tool_choice) should have; None if no type fits."""
-    if isinstance(value, str):
-        return "word"
-    return "function" if isinstance(value, dict) else None
 
 
 class TextFormat(Fields):
@@ -230,9 +219,10 @@ def with_responses_names(error: RequestError) -> RequestError:
     unchanged.
     """
     if error.param == "tools":  # a function's fields stand beside its type here
-        return RequestError(error.status, error.message.replace(".function.", ".", 1), "tools", error.code)
-    name = RESPONSES_NAMES.get(error.param or "")
-    if name is None:
+        name, message = "tools", error.message.replace(".function.", ".", 1)
+    elif error.param in RESPONSES_NAMES:
+        name = RESPONSES_NAMES[error.param]
+        message = error.message.replace(error.param, name, 1)
+    else:
         return error
-    message = error.message.replace(f"{error.param}", name, 1)
-    return RequestError(error.status, message, name, error.code)
+    return RequestError(error.status, message, name, error.code, headers=error.headers)

@@ -70,22 +70,22 @@ class SharedAnswer:
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         """`make` makes an answer's content; it may take long."""
-        self._make, self._lock = make, asyncio.Lock()
-        self._num_started = 0  # how many calls of `make` have begun
-        self._latest_number = 0  # the number of the call that returned `_latest`, from 1; 0 before the first
-        self._latest = b""  # the content that the last call returned
+        self._make = make
+        self._latest: asyncio.Task[bytes] | None = None  # the call that began last; it may be over
+        self._next: asyncio.Task[bytes] | None = None  # the call that will begin when `_latest` is over
 
     async def answer(self) -> bytes:
-        """The result of a call of `make` that began after this method was called."""
-        num_before = self._num_started
-        async with self._lock:
-            if self._latest_number <= num_before:  # no call has begun since
-                self._num_started += 1
-                number = self._num_started
-                content = await asyncio.to_thread(self._make)
-                self._latest_number = number
-                self._latest = content
-            return self._latest
+        """The result of a call of `make` that began after this method was called, or the error it raised."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._call(self._latest))
+        return await asyncio.shield(self._next)  # a client that leaves does not cancel the others' call
+
+    async def _call(self, previous: asyncio.Task[bytes] | None) -> bytes:
+        """Call `make` when the call `previous` is over."""
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])
+        self._latest, self._next = self._next, None
+        return await asyncio.to_thread(self._make)
 
 
 def page(file: Path) -> Callable[[], Awaitable[Response]]:

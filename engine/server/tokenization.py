@@ -15,13 +15,13 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictBool, StrictStr
 
-from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
-from engine.decoding.params import ParameterError
+from engine.decoding.chat_template import ChatTemplate, chat_prompt
 from engine.models.config import ModelConfig
-from engine.server.app import Extension, refuse_unknown
+from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.chat_request import Message
 from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
+from engine.server.complete import refuse_if_down, refuse_unknown
 from engine.server.errors import RequestError
 from engine.server.field_types import Name, TokenId
 from engine.server.fields import Fields
@@ -92,13 +92,17 @@ def tokenization_routes(
 
         @app.post("/tokenize", response_model=None, responses=openapi_responses(TokenizeResponse))
         async def tokenize(body: TokenizeRequest) -> Response:
-            _refuse_unless_available(body.model, backend)
+            if body.model is not None:
+                refuse_unknown(body.model, backend)
+            refuse_if_down(backend)
             async with lock:
                 return await asyncio.to_thread(tokenized, body)
 
         @app.post("/detokenize", response_model=None, responses=openapi_responses(DetokenizeResponse))
         async def detokenize(body: DetokenizeRequest) -> Response:
-            _refuse_unless_available(body.model, backend)
+            if body.model is not None:
+                refuse_unknown(body.model, backend)
+            refuse_if_down(backend)
             async with lock:
                 return await asyncio.to_thread(detokenized, body)
 
@@ -115,39 +119,49 @@ def token_ids(
     """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
     for a text that is not valid Unicode, and for a conversation that the template refuses.
     """
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError(400, "one of prompt and messages is required, and not both", param="prompt")
+    if body.prompt is not None and body.messages is None:
+        return _text_ids(body, body.prompt, tokenizer)
+    if body.messages is not None and body.prompt is None:
+        return _conversation_ids(body, body.messages, tokenizer, config, template, chat_extension)
+    raise RequestError(400, "one of prompt and messages is required, and not both", param="prompt")
+
+
+def _text_ids(body: TokenizeRequest, text: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids of the body's text. Raises RequestError as `token_ids` does."""
+    if body.add_generation_prompt is not None:
+        message = "add_generation_prompt is for messages; prompt has none"
+        raise RequestError(400, message, param="add_generation_prompt")
     try:
-        if body.messages is None:
-            assert body.prompt is not None
-            if body.add_generation_prompt is not None:
-                message = "add_generation_prompt is for messages; prompt has none"
-                raise RequestError(400, message, param="add_generation_prompt")
-            return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-        if body.add_special_tokens:
-            message = "add_special_tokens=true is not supported for messages: the chat template writes them"
-            raise RequestError(400, message, param="add_special_tokens")
-        if template is None:
-            raise RequestError(400, "this model has no chat template: use prompt", param="messages")
-        messages: Sequence[Mapping[str, Any]] = [message.plain() for message in body.messages]
-        if chat_extension is None:
-            refuse_turns_of_tools(body.messages)
-        else:
-            messages = chat_extension.messages(body.messages, template)
-        # With the model's own bound, `chat_prompt` would refuse a conversation that is too long. No body has
-        # more tokens than bytes.
-        without_bound = replace(config, max_positions=MAX_BODY_BYTES)
-        add_generation_prompt = body.add_generation_prompt is not False
-        _, ids = chat_prompt(messages, template, tokenizer, without_bound, add_generation_prompt)
-        return ids
-    except (ChatError, ParameterError, ValueError) as error:
-        field = "prompt" if body.messages is None else "messages"
-        raise RequestError(400, f"{field}: {error}", param=field) from None
+        return tokenizer.encode(text, body.add_special_tokens is not False)
+    except ValueError as error:
+        raise RequestError(400, f"prompt: {error}", param="prompt") from None
 
 
-def _refuse_unless_available(model: str | None, backend: Backend) -> None:
-    """Raise RequestError 404 for an unknown model, 503 if the engine has ended or the server shuts down."""
-    if model is not None:
-        refuse_unknown(model, backend)
-    if not backend.health():  # `health` may also raise a RequestError with the reason
-        raise RequestError(503, "the engine has ended", code="engine_down")
+def _conversation_ids(
+    body: TokenizeRequest,
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    chat_extension: ChatExtension | None,
+) -> list[int]:
+    """The ids of the body's conversation. Raises RequestError as `token_ids` does."""
+    if body.add_special_tokens:
+        message = "add_special_tokens=true is not supported for messages: the chat template writes them"
+        raise RequestError(400, message, param="add_special_tokens")
+    if template is None:
+        raise RequestError(400, "this model has no chat template: use prompt", param="messages")
+    if chat_extension is None:
+        refuse_turns_of_tools(messages)
+        template_messages: Sequence[Mapping[str, Any]] = [message.plain() for message in messages]
+    else:
+        template_messages = chat_extension.messages(messages, template)
+    # With the model's own bound, `chat_prompt` would refuse a conversation that is too long. No body has
+    # more tokens than bytes.
+    without_bound = replace(config, max_positions=MAX_BODY_BYTES)
+    add_generation_prompt = body.add_generation_prompt is not False
+    try:
+        _, ids = chat_prompt(template_messages, template, tokenizer, without_bound, add_generation_prompt)
+    except ValueError as error:  # the template refuses the conversation, or a text is not valid Unicode
+        raise RequestError(400, f"messages: {error}", param="messages") from None
+    return ids

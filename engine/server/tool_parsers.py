@@ -49,7 +49,7 @@ class CallParser:
         self.names, self.format = names, format
         self.marks = [mark for mark in (format.opening or "{", format.first) if mark]
         self._fillers: list[str] = []  # held back: they are left out if a call follows, and content otherwise
-        self._mark = ""  # held back: the beginning of a mark
+        self._mark_beginning = ""  # held back: it may become a mark
         self._candidate: list[str] = []  # held back: the text of the candidate, with its mark
         self._call: CallText | None = None  # the candidate's or the call's JSON, from its brace on
         self._is_certain = False  # whether `_call` is certainly a call, so that its name was passed on
@@ -66,12 +66,13 @@ class CallParser:
 
     def end(self) -> list[Piece]:
         """As in Parser. A call whose arguments were cut off stays as it is."""
-        rest = "".join([*self._candidate, self._mark])
+        rest = "".join([*self._candidate, self._mark_beginning])
         if rest or not self._has_calls:
             self._add_content(rest)
         return self._pieces.take_all()
 
     def _take(self, char: str) -> None:
+        """Take the next character, in whichever of the three places the parser is."""
         if self._is_behind_call:
             self._take_behind_call(char)
         elif self._call is not None or self._candidate:
@@ -80,22 +81,23 @@ class CallParser:
             self._take_outside(char)
 
     def _take_outside(self, char: str) -> None:
-        mark = self._mark + char
-        if mark in self.marks:
-            self._mark, self._candidate = "", [mark]
-            if mark == "{":
+        """Take a character outside of calls and candidates."""
+        beginning = self._mark_beginning + char
+        if beginning in self.marks:
+            self._mark_beginning, self._candidate = "", [beginning]
+            if beginning == "{":
                 self._begin_json()
-        elif any(other.startswith(mark) for other in self.marks):
-            self._mark = mark
+        elif any(mark.startswith(beginning) for mark in self.marks):
+            self._mark_beginning = beginning
         else:  # the first character does not begin a mark; one of the others may
-            self._mark = ""
-            first, rest = mark[0], mark[1:]
+            self._mark_beginning = ""
+            first, rest = beginning[0], beginning[1:]
             if first in self.format.filler:
                 self._fillers.append(first)
             else:
                 self._add_content(first)
-            for other in rest:
-                self._take_outside(other)
+            for next_char in rest:
+                self._take_outside(next_char)
 
     def _add_content(self, text: str) -> None:
         """Add text that certainly belongs to no call, after the fillers before it."""
@@ -103,6 +105,7 @@ class CallParser:
         self._fillers.clear()
 
     def _pass_arguments_on(self) -> None:
+        """Add the arguments that have come since the last time, if there certainly is a call."""
         if self._call is not None and self._is_certain:
             self._pieces.add("arguments", self._call.new_arguments())
 
@@ -159,18 +162,18 @@ class CallParser:
 
     def _take_behind_call(self, char: str) -> None:
         """Take a character between a call and its closing mark. Without the mark, the call stands as well."""
-        mark = self._mark + char
-        if not self._mark and char in SPACE:
+        beginning = self._mark_beginning + char
+        if not self._mark_beginning and char in SPACE:
             self._fillers.append(char)
-        elif self.format.closing.startswith(mark):
-            self._mark = mark
-            if mark == self.format.closing:
-                self._mark, self._is_behind_call = "", False
-                self._fillers.clear()
+        elif beginning == self.format.closing:
+            self._mark_beginning, self._is_behind_call = "", False
+            self._fillers.clear()
+        elif self.format.closing.startswith(beginning):
+            self._mark_beginning = beginning
         else:
-            self._mark, self._is_behind_call = "", False
-            for other in mark:
-                self._take_outside(other)
+            self._mark_beginning, self._is_behind_call = "", False
+            for next_char in beginning:
+                self._take_outside(next_char)
 
 
 class ArgumentsParser:

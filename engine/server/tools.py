@@ -78,11 +78,12 @@ class ChatTools:
             max_calls = 1 if body.parallel_tool_calls is False else MAX_CALLS
             schema = schema_of_calls(tools, self.arguments_field, max_calls)
         try:
-            return replace(params, structured_outputs=_must_fit(schema))
+            constraint = _must_fit(schema)
         except StructureError as error:
             reason = str(error).removeprefix("structured_outputs.json").strip()
             message = f"tools: the schema of a required call {reason}"
             raise RequestError(400, message, param="tools") from None
+        return replace(params, structured_outputs=constraint)
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
         """As in ChatExtension: calls have their arguments as an object, as Hugging Face's templates expect.
@@ -91,41 +92,42 @@ class ChatTools:
         tools. For such a template, calls become content, in the format of the parser `json`, and the result
         of a tool becomes a message of the user.
         """
-        template_knows_tools = "tools" in template.variables
-        template_messages = []
-        for i, message in enumerate(messages):
-            template_message: dict[str, Any] = message.plain()
-            calls = [
-                _with_parsed_arguments(call, f"messages[{i}].tool_calls[{j}]")
-                for j, call in enumerate(message.tool_calls or ())
-            ]
-            thoughts = message.reasoning or message.reasoning_content
-            if thoughts:  # templates differ in the name
-                template_message |= {"reasoning": thoughts, "reasoning_content": thoughts}
-            if template_knows_tools:
-                if calls:
-                    template_message["tool_calls"] = calls
-                if message.tool_call_id:
-                    template_message["tool_call_id"] = message.tool_call_id
-            elif calls:
-                functions = [call["function"] for call in calls]
-                template_message["content"] += json.dumps(functions, ensure_ascii=False)
-            elif message.role == "tool":
-                template_message["role"] = "user"
-            template_messages.append(template_message)
-        return template_messages
+        knows_tools = "tools" in template.variables
+        return [self._template_message(message, i, knows_tools) for i, message in enumerate(messages)]
+
+    def _template_message(self, message: Message, i: int, knows_tools: bool) -> dict[str, Any]:
+        """Message `i` of the conversation, as a template reads it that reads `tools` or does not."""
+        template_message: dict[str, Any] = message.plain()
+        calls = [
+            _with_parsed_arguments(call, f"messages[{i}].tool_calls[{j}]")
+            for j, call in enumerate(message.tool_calls or ())
+        ]
+        thoughts = message.reasoning or message.reasoning_content
+        if thoughts:  # templates differ in the name
+            template_message |= {"reasoning": thoughts, "reasoning_content": thoughts}
+        if knows_tools:
+            if calls:
+                template_message["tool_calls"] = calls
+            if message.tool_call_id:
+                template_message["tool_call_id"] = message.tool_call_id
+        elif calls:
+            functions = [call["function"] for call in calls]
+            template_message["content"] += json.dumps(functions, ensure_ascii=False)
+        elif message.role == "tool":
+            template_message["role"] = "user"
+        return template_message
 
     async def check(self, body: ChatRequest) -> None:
         """As in ChatExtension."""
         choice = choice_of(body)
         for i, tool in enumerate(body.tools or ()):
-            if choice == "required" or (
-                isinstance(choice, NamedTool) and tool.function.name == _name(choice)
-            ):
+            is_named = isinstance(choice, NamedTool) and tool.function.name == choice.function.name
+            if choice == "required" or is_named:
                 await self._check_schema(tool, i)
                 await asyncio.sleep(0)  # let other requests run between two schemas
 
     async def _check_schema(self, tool: Tool, i: int) -> None:
+        """Raise RequestError if no output can fit the schema of a call of `tool`, which is `tools[i]`."""
         try:
             await self.compile(_must_fit(schema_of_call(tool)))
         except ParameterError as error:
@@ -148,9 +150,9 @@ class ChatTools:
             return {}
         prompt_ids = output.prompt_token_ids
         if body.stream:
-            if sample.index not in body._readers:  # one reader for all deltas of a sample
-                body._readers[sample.index] = self.reader(body, prompt_ids)
-            reader = body._readers[sample.index]
+            if sample.index not in body.readers:  # one reader for all deltas of a sample
+                body.readers[sample.index] = self.reader(body, prompt_ids)
+            reader = body.readers[sample.index]
             return {"delta": reader.delta(sample, previous), "finish_reason": reader.finish_reason(sample)}
         reader = self.reader(body, prompt_ids)
         fields = reader.message(sample, body.echoed())
@@ -195,7 +197,7 @@ class ChatTools:
             parser,
             is_tool_named=isinstance(choice, NamedTool),
             max_calls=1 if body.parallel_tool_calls is False else None,
-            reasoning_parser=self.reasoning_parser,
+            has_reasoning=self.reasoning_parser is not None,
             is_reasoning_shown=body.include_reasoning is not False,
         )
 
@@ -219,6 +221,7 @@ def choice_of(body: ChatRequest) -> Choice:
 
 
 def _name(choice: Choice) -> str:
+    """The choice as messages name it: the tool's name, or the word."""
     return choice.function.name if isinstance(choice, NamedTool) else choice
 
 

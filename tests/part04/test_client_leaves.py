@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.server.app import _unless_client_leaves
+from engine.server.complete import _unless_client_leaves
 from engine.server.errors import RequestError
 from tests.part04.serving import ends
 

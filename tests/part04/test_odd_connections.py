@@ -15,8 +15,8 @@ from fastapi import Request
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import completion_answer
 from engine.server.app import create_app
-from engine.server.gates import LOOP_TURNS, BodyLimit
 from engine.server.limits import LARGE_BODY_BYTES, MAX_BYTES_AHEAD, MAX_CHUNKS
+from engine.server.middleware import LOOP_TURNS, BodyLimit
 from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import DEADLINE, ScriptedBackend, serve, wait_until
 

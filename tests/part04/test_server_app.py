@@ -1,4 +1,4 @@
-"""Routes and gates in front of any backend: models, options, extensions, keys, hosts, bounds, its life."""
+"""Routes and middleware in front of any backend: models, options, extensions, keys, hosts, bounds, life."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
 from engine.server.errors import RequestError
-from engine.server.gates import ApiKey, Head, RequestLimit
+from engine.server.middleware import ApiKey, Head, RequestLimit
 from engine.server.protocol import Completions
 from tests.part04.serving import ScriptedBackend, client_of, http, wait_until
 

@@ -16,6 +16,7 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 import engine.server.run as run
+from engine.server import connections as connections_module
 from engine.server.app import create_app
 from tests.part04.serving import DEADLINE, ScriptedBackend, http, serve, wait_until
 
@@ -31,13 +32,13 @@ SHORT = 0.4  # seconds instead of the server's own, where it is late that somebo
 @pytest.fixture
 def connections(monkeypatch):
     """The server's side of each connection, in order of arrival."""
-    made, connection_made = [], run.PatientProtocol.connection_made
+    made, connection_made = [], connections_module.PatientProtocol.connection_made
 
     def noted(protocol, transport):
         connection_made(protocol, transport)
         made.append(protocol)
 
-    monkeypatch.setattr(run.PatientProtocol, "connection_made", noted)
+    monkeypatch.setattr(connections_module.PatientProtocol, "connection_made", noted)
     return made
 
 
@@ -79,7 +80,7 @@ def is_closed(connection: socket.socket) -> bool:
 def serving(monkeypatch, backend=None, **settings):
     """URL and client of a server with deadlines of its own."""
     for name, value in settings.items():
-        monkeypatch.setattr(run, name, value)
+        monkeypatch.setattr(connections_module, name, value)
     backend = backend or ScriptedBackend()
     with serve(create_app(backend, extensions=[flood])) as url, http(url) as client:
         yield url, client
@@ -134,7 +135,7 @@ def test_a_connection_that_is_kept_alive_has_the_time_anew_for_each_request(monk
         wait_until(lambda: connections)
         deadlines = [connections[0]._deadline]
         for seconds in (DEADLINE, DEADLINE, SHORT):  # until the next request must be there
-            monkeypatch.setattr(run, "REQUEST_SECONDS", seconds)
+            monkeypatch.setattr(connections_module, "REQUEST_SECONDS", seconds)
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             answer = b""
             while b'"ok"' not in answer:
@@ -188,7 +189,7 @@ def test_who_makes_room():
 
     def make_room(*connections) -> list[float]:
         gone.clear()
-        run.PatientProtocol._close_longest_waiting(
+        connections_module.PatientProtocol._close_longest_waiting(
             SimpleNamespace(connections=connections, max_connections=2)
         )
         return gone

@@ -78,6 +78,12 @@ def test_an_unknown_field_is_no_field_of_this_endpoint():
     assert (error.param, error.code) == ("tempertaure", "unknown_field"), "its code is unknown_field"
 
 
+def test_an_unknown_field_called_body_is_named_too():
+    error = refusal(GOOD | {"body": 1})
+    words = "a field may be called body: only the `body` at the path's beginning is left out"
+    assert (error.message, error.param) == ("body is not a field of this endpoint", "body"), words
+
+
 def test_a_field_within_a_field_is_named_in_full_and_param_is_the_outer_one():
     error = refusal(GOOD | {"stream_options": {"colour": 1}})
     assert error.param == "stream_options", "param is the body's own field, not one within it"

@@ -139,21 +139,78 @@ def test_the_board_and_the_configuration_name_only_what_there_is(server):
     assert "metrics_path" not in job  # /metrics is Prometheus' own default
 
 
+class Making:
+    """`make` of a SharedAnswer, which waits in each call until it may go on."""
+
+    def __init__(self):
+        self.made, self.at_once, self.most_at_once = [], 0, 0
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> bytes:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.made.append(len(self.made))
+        content = b"%d" % self.made[-1]
+        self.begun.set()
+        assert self.goes_on.wait(DEADLINE)
+        self.at_once -= 1
+        return content
+
+    async def first_call(self, shared: SharedAnswer) -> asyncio.Task:
+        """Who has asked first, once its call has begun."""
+        asked = asyncio.create_task(shared.answer())
+        assert await asyncio.to_thread(self.begun.wait, DEADLINE)
+        return asked
+
+
 def test_who_asks_at_once_shares_an_answer_that_is_not_older_than_the_asking():
     """The first one's answer was begun before the others asked: they wait for the next, all for the same."""
-    made, goes_on = [], threading.Event()
-
-    def make() -> bytes:
-        made.append(len(made))
-        assert goes_on.wait(DEADLINE)
-        return b"%d" % made[-1]
+    make = Making()
 
     async def crowd() -> list[bytes]:
         shared = SharedAnswer(make)
+        first = await make.first_call(shared)
         asked = [asyncio.create_task(shared.answer()) for _ in range(50)]
         await asyncio.sleep(0)  # each of them has asked
-        goes_on.set()
-        return await asyncio.gather(*asked)
+        make.goes_on.set()
+        return await asyncio.gather(first, *asked)
 
-    assert asyncio.run(crowd()) == [b"0"] + [b"1"] * 49
-    assert made == [0, 1]
+    assert asyncio.run(crowd()) == [b"0"] + [b"1"] * 50
+    assert make.made == [0, 1]
+
+
+def test_who_leaves_neither_ends_the_others_answer_nor_has_two_made_at_once():
+    make = Making()
+
+    async def crowd() -> list[bytes]:
+        shared = SharedAnswer(make)
+        first = await make.first_call(shared)
+        second, third = (asyncio.create_task(shared.answer()) for _ in range(2))
+        await asyncio.sleep(0)  # both have asked
+        first.cancel()
+        second.cancel()
+        await asyncio.wait([first, second])
+        make.goes_on.set()
+        return [await third, await shared.answer()]
+
+    assert asyncio.run(crowd()) == [b"1", b"2"]
+    assert make.most_at_once == 1, "a call goes on when the one who asked for it has left"
+
+
+def test_a_failure_is_raised_for_all_who_share_it_and_the_next_call_is_tried():
+    failures = [OSError("no memory"), None]
+
+    def make() -> bytes:
+        error = failures.pop(0)
+        if error:
+            raise error
+        return b"again"
+
+    async def crowd() -> list:
+        shared = SharedAnswer(make)
+        both = await asyncio.gather(shared.answer(), shared.answer(), return_exceptions=True)
+        return [*both, await shared.answer()]
+
+    first, second, third = asyncio.run(crowd())
+    assert str(first) == str(second) == "no memory"
+    assert third == b"again"

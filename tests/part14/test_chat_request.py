@@ -48,7 +48,7 @@ def test_what_answers_say_beside_the_text_comes_back_as_nothing_only(field):
     for nothing in (None, []):
         ChatRequest(model="m", messages=[HI | {field: nothing}])
     for something in ({}, "", 0, [{}]):
-        words = "is the old name of tools" if "call" in field else "is not supported: null is accepted"
+        words = "is the old name of tool_calls" if "call" in field else "is not supported: null is accepted"
         with pytest.raises(ValidationError, match=f"{field} {words}"):
             ChatRequest(model="m", messages=[HI | {field: something}])
 

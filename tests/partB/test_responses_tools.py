@@ -133,6 +133,14 @@ def test_items_of_one_answer_are_one_turn():
     assert [message.tool_call_id for message in chat.messages[2:4]] == ["1", "2"]
 
 
+def test_thoughts_after_a_message_begin_the_next_turn():
+    thoughts = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    message = {"type": "message", "role": "assistant", "content": "Let me see."}
+    _, first, second = ResponsesRequest(input=[*ASK, message, thoughts, message]).chat("m").messages
+    assert (first.reasoning, first.content) == (None, "Let me see.")
+    assert (second.reasoning, second.content) == ("Hm.", "Let me see.")
+
+
 REFUSED = {
     "another type": ({"tools": [{"type": "web_search", "name": "f"}]}, "tools", "'function'"),
     "no name": ({"tools": [{"type": "function"}]}, "tools", "name"),

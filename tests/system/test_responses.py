@@ -11,7 +11,9 @@ from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
+from engine.server.admission import Admission
 from engine.server.app import create_app
+from engine.server.capacity import Capacity, QueueLimits
 from engine.server.chat import Chat
 from engine.server.responses_route import responses_route
 from tests.part04.serving import ScriptedBackend, client_of, http, openai_client, serve, wait_until
@@ -193,6 +195,7 @@ REFUSED = {
     ),
     "a call": ({"input": [CALL]}, "input", "Extension B"),
     "a tool's answer": ({"input": [RESULT]}, "input", "Extension B"),
+    "too many calls": ({"input": [CALL] * 129}, "input", "at most 128"),
     "another item": ({"input": [{"type": "web_search_call"}]}, "input", "only items of type message"),
     "a thought alone": ({"input": [{"type": "reasoning", "summary": []}]}, "input", "no message"),
     "too long": ({"input": "dog " * 5000}, "input", "tokens"),
@@ -227,9 +230,18 @@ def test_what_is_not_supported_is_refused_by_name(url, fields, param, words, str
     assert words in error["message"]
 
 
-def test_another_model_is_not_found(client):
+def test_a_length_without_room_in_the_queue_is_named_as_it_was_sent(scoring_engine, passed):  # noqa: F811
+    with at_rest(EngineThread(scoring_engine(), "m"), passed) as backend:
+        tiny = Capacity(QueueLimits(max_num_queued_reqs=4, max_num_queued_tokens=10), seats=1)
+        with serve(create_app(Admission(backend, tiny), [route()])) as url, http(url) as client:
+            error = client.post("/v1/responses", json=ASK).json()["error"]
+    assert (error["code"], error["param"]) == ("request_too_large", "max_output_tokens")
+
+
+@pytest.mark.parametrize("model", ["gpt-4", ""])
+def test_another_model_is_not_found(client, model):
     with pytest.raises(openai.NotFoundError):
-        client.responses.create(**ASK | {"model": "gpt-4"})
+        client.responses.create(**ASK | {"model": model})
 
 
 def test_an_answer_is_not_kept(url):
