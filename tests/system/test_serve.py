@@ -199,6 +199,7 @@ def refusal(*arguments: str) -> str:
         (["--model", "./no/such/folder"], "no/such/folder"),
         (["--served-model-name", ""], "served_model_name='': 1 to 256"),
         (["--served-model-name", "a" * 257], "served_model_name='aaaa"),
+        (["--served-model-name", "m" + " " * 300], "served_model_name='m "),
         (["--served-model-name", "a\nb"], r"served_model_name='a\nb'"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
