@@ -39,7 +39,7 @@ def page() -> str:
             kv_cache_memory_bytes=1 << 22,
             speculative_config={"method": "ngram", "num_speculative_tokens": 2},
         ),
-        lora_dir=ROOT / "adapters",
+        ServeFlags(lora_dir=ROOT / "adapters"),
     )
     app = service.app([], None, True, CostAccounting.parse(*PRICE))
     sections = [HEAD, llm(), sampling_params(), engine_args(), serve_flags(), routes(app), metrics(service)]

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from engine.cli.extensions import Finding
+
 COMMANDS = ()
 
 
-def findings() -> Iterator[tuple[str, bool, str]]:
-    """The lines of `ruvon doctor`: (what is checked, whether it is available, how to use or to get it)."""
+def findings() -> Iterator[Finding]:
+    """The extension's line of `ruvon doctor`."""
     has_transformers = find_spec("transformers") is not None
     message = "transformers is missing; pip install 'ruvon[transformers]'"
     if has_transformers:
         message = f"transformers {version('transformers')} computes decoders of text without a file of ours"
-    yield "any model", has_transformers, message
+    yield Finding("any model", has_transformers, message)

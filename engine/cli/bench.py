@@ -9,13 +9,18 @@ import random
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.cli.bench_serve import bench_serve
-from engine.cli.options import Command, check_folder, refusals, takes_engine_args
+from engine.cli.engine_flags import takes_engine_args
+from engine.cli.options import Command, check_folder, refusals
 from engine.wiring.engine_args import EngineArgs
+
+if TYPE_CHECKING:  # these import torch
+    from engine.decoding.params import SamplingParams
+    from engine.wiring.llm import LLM
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 WORKLOAD = "Workload"
@@ -24,7 +29,7 @@ bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many request
 bench.command("serve", cls=Command)(bench_serve)
 
 
-def _size(help: str):
+def _size(help: str) -> Any:
     """The typer option of a workload flag that takes a whole number of at least 1."""
     return typer.Option(help=help, rich_help_panel=WORKLOAD, min=1)
 
@@ -91,7 +96,9 @@ def throughput(
         outputs = llm.generate(prompts, params)
         seconds = time.perf_counter() - start
     num_input_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    num_output_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    num_output_tokens = 0
+    for output in outputs:
+        num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
     num_tokens = num_input_tokens + num_output_tokens
     print(
         f"Throughput: {num_prompts / seconds:.2f} requests/s, "
@@ -109,7 +116,7 @@ def throughput(
     _write_json(output_json, figures)
 
 
-def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
+def _load(args: EngineArgs, input_len: int, output_len: int, n: int) -> "tuple[LLM, SamplingParams]":
     """(the LLM, SamplingParams for `n` samples of exactly `output_len` tokens each).
 
     Raises CheckpointError if the model cannot be loaded, ValueError if `input_len` and `output_len` together
@@ -130,7 +137,7 @@ def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
     return llm, SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
 
 
-def _random_prompts(llm, num_prompts: int, num_tokens: int, generator: random.Random) -> list[dict]:
+def _random_prompts(llm: "LLM", num_prompts: int, num_tokens: int, generator: random.Random) -> list[dict]:
     """Prompts for LLM.generate with `num_tokens` random token ids each. Special tokens are left out, and so
     are ids of the vocabulary that stand for no token.
     """

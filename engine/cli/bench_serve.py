@@ -9,55 +9,63 @@ import asyncio
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
+import httpx
 import typer
 
+from engine.cli.bench_options import (
+    check_choice,
+    json_object,
+    latency_limits,
+    percentile_of,
+    request_url,
+)
 from engine.cli.bench_report import METRIC_NAMES, in_vllms_names, lines, peaks
 from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
-from engine.load.report import Limits, figures
+from engine.load.report import figures
 from engine.load.run import Ask, Run, client, first_model
+from engine.wiring.neutral_options import Neutral
 
 WORKLOAD, METRICS = "Workload", "Metrics"
-DATASETS = {"random": "random"}  # vLLM's name -> what it is here
 # Why flags of vLLM's are absent.
 IN_EXTRA_BODY = "give it as --extra-body '{\"top_p\": 0.9}'"
 RANDOM_PROMPTS = "prompts are random words, of lengths drawn from --random-range-ratio"
 ONE_FILE = "--result-filename takes a path, and --save-result a name with the date"
 # vLLM's flags that this command does not have: the values that are accepted, and why no others.
-NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "dataset_path": ((None,), RANDOM_PROMPTS),
-    "random_prefix_len": ((0,), RANDOM_PROMPTS),
-    "tokenizer_mode": (("auto",), "the tokenizer is the engine's"),
-    "trust_remote_code": ((False,), "no code of a model's is run here"),
-    "top_p": ((1, 1.0), IN_EXTRA_BODY),
-    "top_k": ((-1, 0), IN_EXTRA_BODY),
-    "min_p": ((0, 0.0), IN_EXTRA_BODY),
-    "frequency_penalty": ((0, 0.0), IN_EXTRA_BODY),
-    "presence_penalty": ((0, 0.0), IN_EXTRA_BODY),
-    "repetition_penalty": ((1, 1.0), IN_EXTRA_BODY),
-    "logprobs": ((None,), IN_EXTRA_BODY),
-    "use_beam_search": ((False,), "a server has no beam search: LLM.beam_search has"),
-    "ramp_up_strategy": ((None,), "requests come at one rate: --request-rate, --burstiness"),
-    "ready_check_timeout_sec": ((0,), "a server that does not answer is named at once"),
-    "profile": ((False,), "a server here has no profiler"),
-    "save_detailed": ((False,), "figures are saved, not each request's"),
-    "append_result": ((False,), ONE_FILE),
-    "result_dir": ((None,), ONE_FILE),
-    "metadata": ((None,), ONE_FILE),
-    "label": ((None,), ONE_FILE),
-    "disable_tqdm": ((False,), "the bar is drawn on a terminal only"),
-    "lora_modules": ((None,), "--served-model-name names one adapter"),
-    "insecure": ((False,), "a certificate is always checked"),
+NEUTRAL_FLAGS: dict[str, Neutral] = {
+    "dataset_path": Neutral((None,), RANDOM_PROMPTS),
+    "random_prefix_len": Neutral((0,), RANDOM_PROMPTS),
+    "tokenizer_mode": Neutral(("auto",), "the tokenizer is the engine's"),
+    "trust_remote_code": Neutral((False,), "no code of a model's is run here"),
+    "top_p": Neutral((1, 1.0), IN_EXTRA_BODY),
+    "top_k": Neutral((-1, 0), IN_EXTRA_BODY),
+    "min_p": Neutral((0, 0.0), IN_EXTRA_BODY),
+    "frequency_penalty": Neutral((0, 0.0), IN_EXTRA_BODY),
+    "presence_penalty": Neutral((0, 0.0), IN_EXTRA_BODY),
+    "repetition_penalty": Neutral((1, 1.0), IN_EXTRA_BODY),
+    "logprobs": Neutral((None,), IN_EXTRA_BODY),
+    "use_beam_search": Neutral((False,), "a server has no beam search: LLM.beam_search has"),
+    "ramp_up_strategy": Neutral((None,), "requests come at one rate: --request-rate, --burstiness"),
+    "ready_check_timeout_sec": Neutral((0,), "a server that does not answer is named at once"),
+    "profile": Neutral((False,), "a server here has no profiler"),
+    "save_detailed": Neutral((False,), "figures are saved, not each request's"),
+    "append_result": Neutral((False,), ONE_FILE),
+    "result_dir": Neutral((None,), ONE_FILE),
+    "metadata": Neutral((None,), ONE_FILE),
+    "label": Neutral((None,), ONE_FILE),
+    "disable_tqdm": Neutral((False,), "the bar is drawn on a terminal only"),
+    "lora_modules": Neutral((None,), "--served-model-name names one adapter"),
+    "insecure": Neutral((False,), "a certificate is always checked"),
 }
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
@@ -135,50 +143,40 @@ def bench_serve(
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
-    import httpx
-
     from engine.client.untrusted import printable
 
     with refusals("bench serve"):
         check_folder("--result-filename", result_filename)
-        api = _one_of("--backend", backend, BACKENDS)
+        check_choice("--backend", backend, BACKENDS)
+        api = BACKENDS[backend]
         metrics = percentile_metrics.split(",")
         for name in metrics:
-            _one_of("--percentile-metrics", name, METRIC_NAMES)
-        percentiles = [_percentile(number) for number in metric_percentiles.split(",")]
-        limits = _limits(goodput)
-        _one_of("--dataset-name", dataset_name, DATASETS)
+            check_choice("--percentile-metrics", name, METRIC_NAMES)
+        percentiles = [percentile_of(number) for number in metric_percentiles.split(",")]
+        limits = latency_limits(goodput)
+        check_choice("--dataset-name", dataset_name, ["random"])
         for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
             if not value > 0:  # also refuses nan
                 raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
         base_url = base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        url = _url(base_url, endpoint)
+        url = request_url(base_url, endpoint)
         fields: dict[str, Any] = {"temperature": temperature}
         if ignore_eos:
             fields["ignore_eos"] = True
-        fields |= _object("--extra-body", extra_body)
+        fields |= json_object("--extra-body", extra_body)
         random = Random(seed)
         lengths = draw_lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
         arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
         write_prompt = prompt_writer(tokenizer, random)
-        jobs = [
-            Job(due, write_prompt(num_input), num_output)
-            for due, (num_input, num_output) in zip(arrivals, lengths, strict=True)
-        ]
-
-    async def send_all() -> tuple[Run, str]:
-        """Send the warmups, and then the jobs. Returns the run of the jobs, and the model's name."""
-        async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
-            name = served_model_name or model or await first_model(http)
-            ask = _with_bound(Endpoint(http, name, api, fields=fields, url=url), max_concurrency)
-            now = asyncio.get_running_loop().time()
-            await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
-            run = Run(ask)
-            await run.watch(run.open_loop(jobs), _bar(len(jobs)))
-            return run, name
-
+        jobs = []
+        for due, (num_input, num_output) in zip(arrivals, lengths, strict=True):
+            jobs.append(Job(due, write_prompt(num_input), num_output))
+    make_endpoint = partial(Endpoint, api=api, fields=fields, url=url)
+    name_in_requests = served_model_name or model
     try:
-        run, name = asyncio.run(send_all())
+        run, name = asyncio.run(
+            _send_all(base_url, name_in_requests, make_endpoint, jobs, num_warmups, max_concurrency)
+        )
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     measured = figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
@@ -205,28 +203,25 @@ def bench_serve(
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
-def _url(base_url: str, endpoint: str | None) -> str | None:
-    """Where requests are sent: the path `endpoint` on the server. None if `endpoint` is None: requests are
-    then sent to the usual path of the API. Raises ValueError if `endpoint` is not a path.
+async def _send_all(
+    base_url: str,
+    model: str | None,
+    make_endpoint: Callable[[httpx.AsyncClient, str], Endpoint],
+    jobs: Sequence[Job],
+    num_warmups: int,
+    max_concurrency: int | None,
+) -> tuple[Run, str]:
+    """Send the warmups, and then the jobs. Returns the run of the jobs, and the model's name in requests:
+    `model`, or by default the name of the server's first.
     """
-    if endpoint is None:
-        return None
-    if not endpoint.startswith("/"):
-        raise ValueError(f"--endpoint {endpoint}: a path such as /v1/completions is accepted")
-    return base_url.rstrip("/").removesuffix("/v1") + endpoint
-
-
-def _object(flag: str, text: str | None) -> dict[str, Any]:
-    """The JSON object in the value of a flag; {} for None. Raises ValueError if the text is anything else."""
-    if text is None:
-        return {}
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{flag}: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{flag} {text}: a JSON object is accepted")
-    return fields
+    async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
+        name = model or await first_model(http)
+        ask = _with_bound(make_endpoint(http, name), max_concurrency)
+        now = asyncio.get_running_loop().time()
+        await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
+        run = Run(ask)
+        await run.watch(run.open_loop(jobs), _bar(len(jobs)))
+        return run, name
 
 
 def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
@@ -252,41 +247,3 @@ def _bar(total: int) -> Callable[[Run], None]:
 
     bar = tqdm(total=total, disable=None)
     return lambda run: bar.update(len(run.records) - bar.n)
-
-
-def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:
-    """accepted[value]. Raises ValueError, which names the option, if `value` is not a key."""
-    if value not in accepted:
-        raise ValueError(f"{option} {value}: accepted are {', '.join(accepted)}")
-    return accepted[value]
-
-
-def _percentile(number: str) -> float:
-    """The value of `number`. Raises ValueError if it is not a number from 0 to 100."""
-    value = float(number) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", number) else -1.0
-    if not 0 <= value <= 100:
-        raise ValueError(f"--metric-percentiles {number}: numbers from 0 to 100 are accepted")
-    return value
-
-
-def _limits(goodput: list[str] | None) -> Limits | None:
-    """The limits of --goodput, each written as in vLLM: `ttft:500` is 500 milliseconds. None without limits.
-    Raises ValueError if a name is unknown or comes twice, or if a value is not a number above 0.
-    """
-    if not goodput:
-        return None
-    field_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
-    seconds: dict[str, float] = {}
-    for limit in goodput:
-        name, _, milliseconds = limit.partition(":")
-        field = field_names.get(name)
-        try:
-            value = float(milliseconds) / 1e3
-        except ValueError:
-            value = 0.0  # no number: refused below
-        if field is None or field in seconds or not value > 0:
-            raise ValueError(
-                f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
-            )
-        seconds[field] = value
-    return Limits(**seconds)

@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.cli.extensions import modules_of_extensions
+from engine.cli.extensions import Finding, modules_of_extensions
 from engine.machine.host_memory import host_memory
 from engine.models.checkpoint import embedded_models, resolve
 
@@ -29,16 +28,6 @@ EXTRAS = {  # name of an extra in pyproject.toml -> the modules that it installs
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
 COPY_BYTES = 128 * 2**20  # more than a processor's caches hold
 COPY_ROUNDS = 5  # the fastest of them counts
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check, printed as one line."""
-
-    name: str
-    ok: bool
-    message: str
-    needed: bool = False  # whether nothing runs if this check fails
 
 
 def doctor() -> None:
@@ -79,7 +68,7 @@ def findings() -> Iterator[Finding]:
     yield _compiled_c()
     yield from _models()
     for module in modules_of_extensions():
-        yield from (Finding(*finding) for finding in module.findings())
+        yield from module.findings()
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         message = use

@@ -2,14 +2,25 @@
 
 An extension that adds to the command line has a module in this room, named by the extension's slug. The
 module has COMMANDS, a tuple of functions that become commands of `ruvon`, and `findings`, which yields the
-extension's lines in `ruvon doctor`.
+extension's lines in `ruvon doctor`, a `Finding` each.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 from engine.wiring.extensions import EXTENSIONS
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check of `ruvon doctor`, printed as one line."""
+
+    name: str  # what is checked
+    ok: bool
+    message: str  # how to use it, or how to get it
+    needed: bool = False  # whether nothing runs if this check fails
 
 
 def modules_of_extensions() -> list[ModuleType]:

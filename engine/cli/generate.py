@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import refusals, takes_engine_args
+from engine.cli.engine_flags import takes_engine_args
+from engine.cli.options import refusals
 from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
 OUTPUT = "The text"

@@ -12,10 +12,11 @@ import typer
 from engine.cli.bench import bench
 from engine.cli.clients import chat, top, ui
 from engine.cli.doctor import doctor
+from engine.cli.engine_flags import takes_engine_args
 from engine.cli.extensions import modules_of_extensions
 from engine.cli.generate import generate
 from engine.cli.models import models
-from engine.cli.options import Command, refusals, takes_engine_args, with_dashes
+from engine.cli.options import Command, refusals, with_dashes
 from engine.cli.replay import replay
 from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
-from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.engine_flags import takes_engine_args
+from engine.cli.extensions import Finding
+from engine.cli.options import refusals, takes_neutral_flags
 from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, flag, takes_flags
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
@@ -77,7 +79,7 @@ def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) ->
     ports, on every interface: for a private network only.
     """
     try:
-        from engine.cli.cluster import run
+        from engine.cli.cluster_run import run
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         sys.exit(f"ruvon cluster: {package} is not installed; pip install 'ruvon[cluster]'")
@@ -86,8 +88,8 @@ def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) ->
         run(args, flags, cluster_flags)
 
 
-def findings() -> Iterator[tuple[str, bool, str]]:
-    """The lines of `ruvon doctor`: (what is checked, whether it is available, how to use or to get it)."""
+def findings() -> Iterator[Finding]:
+    """The extension's lines of `ruvon doctor`."""
     import torch  # imported here, since the import takes a second
 
     from engine.parallel.shards import accepted_sizes
@@ -98,10 +100,10 @@ def findings() -> Iterator[tuple[str, bool, str]]:
         sizes_by_model.append(f"{name} on {', '.join(map(str, sizes))}")
     num_gpus = torch.cuda.device_count()
     where = f"{num_gpus} GPUs here" if num_gpus > 1 else "here on the CPU, a process for each"
-    yield "several devices", True, f"--tensor-parallel-size: {'; '.join(sizes_by_model)}; {where}"
+    yield Finding("several devices", True, f"--tensor-parallel-size: {'; '.join(sizes_by_model)}; {where}")
     has_ray = find_spec("ray") is not None
     use = "ruvon cluster" if has_ray else "ruvon cluster: ray is missing; pip install 'ruvon[cluster]'"
-    yield "extra cluster", has_ray, use
+    yield Finding("extra cluster", has_ray, use)
 
 
 COMMANDS = (cluster,)

@@ -18,7 +18,10 @@ def replay(
         str | None, typer.Option(help="The model's name or folder here; default: as recorded.")
     ] = None,
 ) -> None:
-    """Run every step of a recording again, and say where its tokens differ. Exit status 1: somewhere."""
+    """Run every step of a recording again, and say where its tokens differ.
+
+    Exit status 1: tokens differ. 2: the file cannot be run.
+    """
     from engine.client.untrusted import printable
     from engine.models.checkpoint import CheckpointError
     from engine.wiring.loading import one_thread_if_small
@@ -27,7 +30,7 @@ def replay(
 
     num_steps = num_tokens = 0
     first_difference: ReplayedStep | None = None  # the first step whose tokens differ
-    with refusals("replay"):
+    with refusals("replay", status=2):
         try:
             args = args_of(file)
             one_thread_if_small(model or args.model, args.model_impl)

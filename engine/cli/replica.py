@@ -52,7 +52,7 @@ class Replica:
         log = own_file(flags.cost_log, name)
         one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
-        self.service = Service.of(args, flags)
+        self.service = Service(args, flags)
         hosts = allowed_hosts(flags.host, flags.allowed_host or ())
         app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs, flags.root_path)
         # The first route that matches answers: these two come before the app's own, which show one engine.

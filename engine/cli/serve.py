@@ -10,7 +10,8 @@ import socket
 import sys
 from contextlib import ExitStack
 
-from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.engine_flags import takes_engine_args
+from engine.cli.options import refusals, takes_neutral_flags
 from engine.cli.serve_flags import LAST_PORT, NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.wiring.engine_args import EngineArgs
 
@@ -44,7 +45,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             for listener in sockets:
                 opened.enter_context(listener)
             with loading(args.model):
-                service = Service.of(args, flags)
+                service = Service(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
             app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
             print(defaults, file=sys.stderr)

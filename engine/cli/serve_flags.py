@@ -18,6 +18,7 @@ import typer
 from engine.cli.options import refusals, set_parameters, whole_number
 from engine.wiring.engine_args import ADAPTERS
 from engine.wiring.extensions import EXTENSIONS, is_here
+from engine.wiring.neutral_options import Neutral
 
 LAST_PORT = 65535
 ACCESS = "Who may ask, and where"  # headings in the help
@@ -147,31 +148,35 @@ NOT_LOGGED = "no request and no answer is logged"
 PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
 # vLLM's flags that do not exist here: (accepted values, why others are refused). An accepted value asks for
 # nothing, or for what is always done.
-NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tool_parser_plugin": ((None, ""), "no code is run that a flag names"),
-    "reasoning_parser_plugin": ((None, ""), "no code is run that a flag names"),
-    "enable_request_id_headers": ((False, True), "each answer has X-Request-Id"),
-    "enable_prompt_tokens_details": ((False, True), "each answer's usage says it"),
-    "enable_force_include_usage": ((False,), "a stream's usage is asked for by stream_options.include_usage"),
-    "return_tokens_as_token_ids": ((False,), "a request asks for it by the field of this name"),
-    "trust_request_chat_template": ((False,), "the operator's --chat-template is the only other template"),
-    "chat_template_content_format": (("auto", "string"), "contents are texts"),
-    "response_role": (("assistant",), "answers are the assistant's"),
-    "api_server_count": ((1,), "one process serves; ruvon cluster starts several (Extension A)"),
-    "uvicorn_log_level": (("info",), "the log is written to stderr, from level info on"),
-    "disable_uvicorn_access_log": ((False,), "each request has a line in the log"),
-    "enable_log_outputs": ((False,), NOT_LOGGED),
-    "disable_log_requests": ((False, True), NOT_LOGGED),
-    "max_log_len": ((None,), NOT_LOGGED),
-    "disable_fastapi_docs": ((False,), "no page of the server loads anything from another host"),
-    "enable_server_load_tracking": ((False,), "/metrics has vllm:num_requests_running and _waiting"),
-    "allowed_origins": ((None,), f"pages of other sites may not use this server; {PROXY}"),
-    "allow_credentials": ((False,), PROXY),
-    "ssl_keyfile": ((None,), PROXY),
-    "ssl_certfile": ((None,), PROXY),
-    "ssl_ca_certs": ((None,), PROXY),
-    "middleware": ((None, []), "no code is run that a flag names"),
-    "config": ((None,), "flags are given on the command line"),
+NEUTRAL_FLAGS: dict[str, Neutral] = {
+    "tool_parser_plugin": Neutral((None, ""), "no code is run that a flag names"),
+    "reasoning_parser_plugin": Neutral((None, ""), "no code is run that a flag names"),
+    "enable_request_id_headers": Neutral((False, True), "each answer has X-Request-Id"),
+    "enable_prompt_tokens_details": Neutral((False, True), "each answer's usage says it"),
+    "enable_force_include_usage": Neutral(
+        (False,), "a stream's usage is asked for by stream_options.include_usage"
+    ),
+    "return_tokens_as_token_ids": Neutral((False,), "a request asks for it by the field of this name"),
+    "trust_request_chat_template": Neutral(
+        (False,), "the operator's --chat-template is the only other template"
+    ),
+    "chat_template_content_format": Neutral(("auto", "string"), "contents are texts"),
+    "response_role": Neutral(("assistant",), "answers are the assistant's"),
+    "api_server_count": Neutral((1,), "one process serves; ruvon cluster starts several (Extension A)"),
+    "uvicorn_log_level": Neutral(("info",), "the log is written to stderr, from level info on"),
+    "disable_uvicorn_access_log": Neutral((False,), "each request has a line in the log"),
+    "enable_log_outputs": Neutral((False,), NOT_LOGGED),
+    "disable_log_requests": Neutral((False, True), NOT_LOGGED),
+    "max_log_len": Neutral((None,), NOT_LOGGED),
+    "disable_fastapi_docs": Neutral((False,), "no page of the server loads anything from another host"),
+    "enable_server_load_tracking": Neutral((False,), "/metrics has vllm:num_requests_running and _waiting"),
+    "allowed_origins": Neutral((None,), f"pages of other sites may not use this server; {PROXY}"),
+    "allow_credentials": Neutral((False,), PROXY),
+    "ssl_keyfile": Neutral((None,), PROXY),
+    "ssl_certfile": Neutral((None,), PROXY),
+    "ssl_ca_certs": Neutral((None,), PROXY),
+    "middleware": Neutral((None, []), "no code is run that a flag names"),
+    "config": Neutral((None,), "flags are given on the command line"),
 }
 
 

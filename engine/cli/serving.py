@@ -5,10 +5,10 @@ This module needs the extra `server`; engine/cli/serve.py prints a message if th
 
 import hashlib
 import reprlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -61,61 +61,24 @@ UNCOUNTED_PATHS = OPEN_PATHS | {"/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
-class ToolFlags(NamedTuple):
-    """The flags of `ruvon serve` for tools and thoughts, which come with Extension B."""
-
-    tool_call_parser: str | None = None
-    enable_auto_tool_choice: bool = False
-    reasoning_parser: str | None = None
-
-
-NO_TOOLS = ToolFlags()
+NO_FLAGS = ServeFlags()
 
 
 class Service:
     """A loaded model behind admission control. `app` makes the HTTP app for it."""
 
-    def __init__(
-        self,
-        args: EngineArgs,
-        names: Sequence[str] = (),
-        max_num_queued_reqs: int | None = None,
-        max_num_queued_tokens: int | None = None,
-        request_timeout: float | None = None,
-        lora_modules: Sequence[str] = (),
-        lora_dir: Path | None = None,
-        chat_template: str | None = None,
-        tools: ToolFlags = NO_TOOLS,
-    ) -> None:
-        """Load the model, and its adapters.
-
-        names: the model's names for clients, by default `public_name`; metrics have the first.
-        max_num_queued_reqs, max_num_queued_tokens: bounds on what is admitted; None takes the defaults of
-            `queue_limits`.
-        request_timeout: seconds for a request; None means no bound.
-        lora_modules: adapters that are loaded at the start, each as name=folder.
-        lora_dir: a folder with further adapters, which clients may load.
-        chat_template: a file, or its text, in place of the model's own template.
-        tools: Extension B's flags.
+    def __init__(self, args: EngineArgs, flags: ServeFlags = NO_FLAGS) -> None:
+        """Load the model, and the adapters of `flags.lora_modules`.
 
         Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
-        for flag, value in {"--lora-modules": lora_modules, "--lora-dir": lora_dir}.items():
-            if value and not args.enable_lora:
-                raise ValueError(f"{flag} needs --enable-lora")
-        if lora_dir and not lora_dir.is_dir():
-            raise ValueError(f"--lora-dir {lora_dir}: no such folder")
-        for name in names:
-            if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
-                message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
-                raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-        self.args, self.lora_dir, self.tools = args, lora_dir, tools
-        if is_here("B"):
-            module_of(EXTENSIONS["B"]).check_flags(*tools)
-        template = template_text(chat_template) if chat_template else None
+        _check_flags(flags, args)
+        self.args, self.flags = args, flags
+        template = template_text(flags.chat_template) if flags.chat_template else None
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
         self.engine = build_engine(args)
-        self.name, *aliases = dict.fromkeys(names) or [public_name(args.model)]
+        # Clients may use each of the names; metrics have the first.
+        self.name, *aliases = dict.fromkeys(flags.served_model_name or [public_name(args.model)])
         scheduler, adapters = self.engine.scheduler, self.engine.adapters
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
@@ -123,13 +86,13 @@ class Service:
             scheduler.max_num_seqs,
             scheduler.cache.usage().tokens_total,
             self.engine.max_model_len,
-            max_num_queued_reqs,
-            max_num_queued_tokens,
+            flags.max_num_queued_reqs,
+            flags.max_num_queued_tokens,
         )
         self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
             self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters, aliases)
-            for adapter, folder in named_folders(lora_modules).items():
+            for adapter, folder in named_folders(flags.lora_modules or ()).items():
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
@@ -137,23 +100,8 @@ class Service:
         self.backend = Admission(
             TracedBackend(self.engine_thread) if is_traced else self.engine_thread,
             Capacity(limits, scheduler.max_num_seqs),
-            request_timeout,
-            StepWatch(self.engine),
-        )
-
-    @classmethod
-    def of(cls, args: EngineArgs, flags: ServeFlags) -> Self:
-        """The service that a command's flags ask for. Raises CheckpointError or ValueError."""
-        return cls(
-            args,
-            flags.served_model_name or (),
-            flags.max_num_queued_reqs,
-            flags.max_num_queued_tokens,
             flags.request_timeout,
-            flags.lora_modules or (),
-            flags.lora_dir,
-            flags.chat_template,
-            ToolFlags(flags.tool_call_parser, flags.enable_auto_tool_choice, flags.reasoning_parser),
+            StepWatch(self.engine),
         )
 
     def app(
@@ -171,30 +119,24 @@ class Service:
         each answer's usage includes its cost. `root_path` is the path under which a proxy shows the app.
         """
         engine = self.engine
-        self.metrics = metrics = EngineMetrics(engine, self.name)
-        metrics.registry.register(AdmissionMetrics(self.backend, self.scheduler, self.name))
-        for capability in engine.capabilities:
-            if isinstance(capability, Speculation):
-                metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
-        _register_information(metrics.registry, self.args, self.scheduler)
-        if self.args.tensor_parallel_size > 1:
-            wiring_of("A").show_ranks(engine, metrics)
+        self.metrics = metrics = self._engine_metrics()
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         if is_here("B"):
-            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(self.engine_thread, *self.tools)
+            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(
+                self.engine_thread, **_tool_flags(self.flags)
+            )
+        if costs:
+            costs.begin(engine, metrics)
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
             api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
-        if costs:
-            costs.begin(engine, metrics)
-            for api in (completions, chats):
+            if costs:
                 api.more_usage.append(usage_cost(costs.price, costs.api_price))
-        if adapter_engine:
-            for api in (completions, chats):
+            if adapter_engine:
                 api.more_options.append(adapter_engine.options)
         extensions: list[Extension] = [
             deadlines,
@@ -208,8 +150,8 @@ class Service:
         ]
         if self.args.otlp_traces_endpoint is not None:
             extensions.append(trace_context)
-        if adapter_engine and self.lora_dir:
-            extensions.append(adapter_routes(adapter_engine, self.lora_dir))
+        if adapter_engine and self.flags.lora_dir:
+            extensions.append(adapter_routes(adapter_engine, self.flags.lora_dir))
         return create_app(
             self.backend,
             extensions=extensions,
@@ -222,6 +164,19 @@ class Service:
             root_path=root_path,
         )
 
+    def _engine_metrics(self) -> EngineMetrics:
+        """The engine's metrics, with those of admission, speculation, memory, adapters and ranks."""
+        engine = self.engine
+        metrics = EngineMetrics(engine, self.name)
+        metrics.registry.register(AdmissionMetrics(self.backend, self.scheduler, self.name))
+        for capability in engine.capabilities:
+            if isinstance(capability, Speculation):
+                metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        _register_information(metrics.registry, self.args, self.scheduler)
+        if self.args.tensor_parallel_size > 1:
+            wiring_of("A").show_ranks(engine, metrics)
+        return metrics
+
     def details_of(self, name: str) -> dict[str, Any]:
         """The fields of a model's card that only the engine knows: `root` is the model or adapter behind the
         name, without the folder that holds it.
@@ -230,6 +185,27 @@ class Service:
         if isinstance(self.engine_thread, AdapterEngine) and name in self.engine_thread.manager.key_of:
             details = {"root": name} | self.engine_thread.details_of(name)
         return details | {"max_model_len": self.engine.max_model_len}
+
+
+def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
+    """Check what can be checked before the model is loaded. Raises ValueError."""
+    for flag, value in {"--lora-modules": flags.lora_modules, "--lora-dir": flags.lora_dir}.items():
+        if value and not args.enable_lora:
+            raise ValueError(f"{flag} needs --enable-lora")
+    if flags.lora_dir and not flags.lora_dir.is_dir():
+        raise ValueError(f"--lora-dir {flags.lora_dir}: no such folder")
+    for name in flags.served_model_name or ():
+        if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
+            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
+            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
+    if is_here("B"):
+        module_of(EXTENSIONS["B"]).check_flags(**_tool_flags(flags))
+
+
+def _tool_flags(flags: ServeFlags) -> dict[str, Any]:
+    """The flags for tools and thoughts, which Extension B takes."""
+    names = "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"
+    return {name: getattr(flags, name) for name in names}
 
 
 def fingerprint(args: EngineArgs) -> str:

@@ -65,16 +65,20 @@ class Person:
                 if "error" in chunk:  # the server failed after it had sent its status
                     self.error = str(chunk["error"].get("message"))
                     return
-                for choice in chunk.get("choices") or ():
-                    piece = choice.get("text") or (choice.get("delta") or {}).get("content")
-                    if not piece:
-                        continue
-                    if self.is_waiting:
-                        self.is_waiting = False
-                        self.first_text_seconds.append(time.perf_counter() - start)
-                    self.text = (self.text + printable(piece)).replace("\n", " ")
+                self._read_chunk(chunk, start)
         self.num_answers += 1
         self.first_answer = self.first_answer or self.text
+
+    def _read_chunk(self, chunk: dict, start: float) -> None:
+        """Add the text of one event of the stream. `start`: when the question was sent."""
+        for choice in chunk.get("choices") or ():
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if not piece:
+                continue
+            if self.is_waiting:
+                self.is_waiting = False
+                self.first_text_seconds.append(time.perf_counter() - start)
+            self.text = (self.text + printable(piece)).replace("\n", " ")
 
 
 class Numbers:

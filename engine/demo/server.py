@@ -55,6 +55,12 @@ def free_port(port: int, host: str = "127.0.0.1") -> int:
     return port
 
 
+def _url_in(log: Path) -> str | None:
+    """The URL at which the server of this log listens; None before it does."""
+    address = re.search(r"Uvicorn running on (http://\S+)", log.read_text())
+    return None if address is None else address[1]
+
+
 @contextmanager
 def served(
     log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
@@ -73,16 +79,19 @@ def served(
             command = [*serve, "--port", str(port)]
             return subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
 
-    process = start(port := free_port(port))
+    port = free_port(port)
+    process = start(port)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not (address := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
-            if process.poll() is not None and port and not free_port(port):  # another process was faster
-                process = start(port := 0)
-            elif process.poll() is not None or time.monotonic() > deadline:
+        while (url := _url_in(log)) is None:
+            has_ended = process.poll() is not None
+            if has_ended and port and not free_port(port):  # another process has taken the port meanwhile
+                port = 0
+                process = start(port)
+            elif has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{log.read_text()}")
             time.sleep(0.05)
-        yield address[1], process.pid
+        yield url, process.pid
     finally:
         process.terminate()
         try:

@@ -143,7 +143,9 @@ def _end_of_text(person: Person, width: int) -> Text:
 def _sum_up(console: Console, crowd: Crowd) -> None:
     people, numbers = crowd.people, crowd.numbers
     num_answers = sum(person.num_answers for person in people)
-    first_text_seconds = [seconds for person in people for seconds in person.first_text_seconds]
+    first_text_seconds: list[float] = []
+    for person in people:
+        first_text_seconds += person.first_text_seconds
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("people at once", f"{len(people)}, {num_answers} answers")
     speed = f"up to {max(numbers.speeds):,.0f} tokens/s"

@@ -19,4 +19,12 @@ def coloured(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Text:
 
 def _printable(token: str) -> str:
     """The token with blanks as dots, and control characters and line ends as Python's escapes."""
-    return "".join("·" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in token)
+    shown = ""
+    for character in token:
+        if character == " ":
+            shown += "·"
+        elif character.isprintable():
+            shown += character
+        else:
+            shown += repr(character)[1:-1]  # without the quotation marks
+    return shown

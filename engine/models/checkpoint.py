@@ -33,8 +33,13 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     The files of a hub id are downloaded into the Hugging Face cache. With `weights`, the weights are
     downloaded, too: safetensors if the model has them, else pytorch_model.bin.
 
-    Raises CheckpointError if there is no such folder, or if the hub could not provide the files.
+    Raises CheckpointError if the name is empty, if there is no such folder, or if the hub could not provide
+    the files.
     """
+    if not str(name).strip():  # as a path it would be the current folder
+        raise CheckpointError(
+            f"model {str(name)!r}: an embedded model's name, a folder or a hub id is accepted"
+        )
     if str(name) in embedded_models():
         return ZOO / str(name)
     if str(name).lower().endswith(GGUF):

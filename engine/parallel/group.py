@@ -45,6 +45,7 @@ class Group:
                 "shut that down first"
             )
         self.rank, self.size, self.device = rank, size, device
+        self._is_closed = False
         self._step_group: dist.ProcessGroup | None = None  # for numbers on the device, in steps
         self._load_group: dist.ProcessGroup | None = None  # for numbers on the host, at load
         try:
@@ -107,7 +108,12 @@ class Group:
         return x
 
     def close(self) -> None:
-        """Leave the group, without a wait for the other ranks."""
+        """Leave the group, without a wait for the other ranks. A second call does nothing: by then another
+        engine's group may be in use.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if dist.is_initialized():
             # Leaving waits for sums on the device, and a sum whose other rank has ended never returns. So a
             # thread leaves, and is left alone after CLOSE_SECONDS.

@@ -72,12 +72,12 @@ class CostLog:
         """Write the line of a request. An error is logged and not raised."""
         api_dollars = None if self.api_price is None else self.api_price.of(account.tokens)
         self._write_line(
-            account.request_id,
-            account.reason or "unfinished",
-            account.tokens,
-            account.ns,
-            account.total_ns,
-            api_dollars,
+            request_id=account.request_id,
+            reason=account.reason or "unfinished",
+            tokens=account.tokens,
+            ns=account.ns,
+            total_ns=account.total_ns,
+            api_dollars=api_dollars,
         )
 
     def close(self, bill: Bill, unfinished: Iterable[Account] = ()) -> None:
@@ -91,19 +91,22 @@ class CostLog:
         zeros = dict.fromkeys(PAID_KINDS, 0)
         for kind in UNPAID_KINDS:
             if bill.ns[kind]:
-                self._write_line("", kind, zeros, zeros, bill.ns[kind], None)
+                self._write_line(reason=kind, tokens=zeros, ns=zeros, total_ns=bill.ns[kind])
         self._file.close()
 
     def _write_line(
         self,
-        request_id: str,
+        *,
+        request_id: str = "",
         reason: str,
         tokens: Mapping[str, int],
         ns: Mapping[str, int],
         total_ns: int,
-        api_dollars: Fraction | None,
+        api_dollars: Fraction | None = None,
     ) -> None:
-        """Write one line, whose cells are those of COLUMNS. An error is logged, and the line is left out."""
+        """Write one line. The arguments are its cells, as COLUMNS says; `tokens` and `ns` are by kind
+        (PAID_KINDS). An error is logged, and the line is left out.
+        """
         cells = [
             datetime.now(UTC).isoformat(timespec="milliseconds"),
             request_id,

@@ -74,17 +74,21 @@ class HistorySnapshot:
 
     def _percentiles(self, kind: str, second: int) -> list[float] | None:
         """PERCENTILES of a kind's samples in the window that ends with `second`; None without samples."""
-        if (kind, second) not in self.percentile_cache:
-            samples, window_end = self.samples[kind], self.start + second + 1
-            # A tuple of a time alone sorts before every (time, value) of the same time.
-            first = bisect_left(samples, (window_end - self.window,))
-            end = bisect_left(samples, (window_end,))
-            values = sorted(value for _, value in samples[first:end])
-            percentiles = None
-            if values:
-                percentiles = [round(percentile(values, q), 6) for q in PERCENTILES.values()]
-            self.percentile_cache[kind, second] = percentiles
-        return self.percentile_cache[kind, second]
+        key = kind, second
+        try:
+            return self.percentile_cache[key]  # may be None
+        except KeyError:  # not computed yet, or removed by another reader just now
+            pass
+        samples, window_end = self.samples[kind], self.start + second + 1
+        # A tuple of a time alone sorts before every (time, value) of the same time.
+        first = bisect_left(samples, (window_end - self.window,))
+        end = bisect_left(samples, (window_end,))
+        values = sorted(value for _, value in samples[first:end])
+        percentiles = None
+        if values:
+            percentiles = [round(percentile(values, q), 6) for q in PERCENTILES.values()]
+        self.percentile_cache[key] = percentiles
+        return percentiles
 
     def _forget_percentiles_before(self, first_second: int) -> None:
         """Remove from `percentile_cache` what is older than the seconds that are shown."""

@@ -12,9 +12,7 @@ https://github.com/vllm-project/vllm. Names, labels and buckets are in metric_na
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
-import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 
@@ -24,6 +22,7 @@ from engine.machine.host_memory import host_memory
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
 from engine.telemetry import families
+from engine.telemetry.gpu_memory import gpu_gauges, gpus
 from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
 from engine.telemetry.metric_names import (
@@ -35,17 +34,7 @@ from engine.telemetry.metric_names import (
     TTFT,
     histograms,
 )
-
-
-@dataclass(frozen=True)
-class Times:
-    """The times of a finished request, in seconds. queue + prefill + decode = e2e."""
-
-    queue: float  # from the arrival to the first step
-    prefill: float  # from the first step to the first output token
-    decode: float  # from the first output token to the last
-    inference: float  # prefill + decode
-    e2e: float  # from the arrival to the last output token
+from engine.telemetry.request_times import RequestProgress, Times, observations
 
 
 def times_of(stats: RequestStats, scheduled: float) -> Times:
@@ -63,24 +52,6 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
         inference=last - scheduled,
         e2e=last - stats.arrival,
     )
-
-
-@dataclass(slots=True)
-class SampleGroup:
-    """The n samples of one user's request. Each sample is a Request of its own."""
-
-    under_way: int = 0  # samples that have not ended
-    max_output_tokens: int = 0  # the most tokens of a sample that has ended well
-
-
-@dataclass(slots=True)
-class RequestProgress:
-    """What the metrics have counted of a request that has not ended."""
-
-    request: Request
-    scheduled: float | None = None  # when it was first scheduled; None before
-    num_counted: int = 0  # output tokens counted so far
-    group: SampleGroup = field(default_factory=SampleGroup)
 
 
 class EngineMetrics(Listener):
@@ -219,26 +190,13 @@ class EngineMetrics(Listener):
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:
         """Observe the times and the sizes of a request that has ended well. `scheduled`: see `times_of`."""
-        stats, histograms = request.stats, self.histograms
-        times = times_of(stats, scheduled)
-        histograms["vllm:e2e_request_latency_seconds"].observe(times.e2e)
-        histograms["vllm:request_queue_time_seconds"].observe(times.queue)
-        histograms["vllm:request_prefill_time_seconds"].observe(times.prefill)
-        histograms["vllm:request_decode_time_seconds"].observe(times.decode)
-        histograms["vllm:request_inference_time_seconds"].observe(times.inference)
-        histograms[TPOT].observe(stats.time_per_output_token)
+        stats = request.stats
+        for name, value in observations(request, times_of(stats, scheduled)).items():
+            self.histograms[name].observe(value)
         if len(stats.token_times) > 1:  # with one token there is no time between tokens
             self.history.sample("tpot", stats.token_times[-1], stats.time_per_output_token)
-        histograms["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
-        histograms["vllm:request_generation_tokens"].observe(len(stats.token_times))
-        # `limit` is at most what the model has room for, so that no sum becomes too large for a float. The
-        # client's max_tokens has no bound.
-        histograms["vllm:request_params_max_tokens"].observe(request.output.limit)
-        num_computed = request.num_prompt_tokens - request.num_cached_tokens
-        histograms["vllm:request_prefill_kv_computed_tokens"].observe(num_computed)
-        histograms["vllm:request_num_preemptions"].observe(request.num_preemptions)
         if request.parent is None:  # the first of n samples
-            histograms["vllm:request_params_n"].observe(request.params.n)
+            self.histograms["vllm:request_params_n"].observe(request.params.n)
 
     # What other threads read.
 
@@ -289,17 +247,7 @@ class EngineMetrics(Listener):
             yield families.histogram(name, documentation, self.model_name, buckets, total)
         for name, documentation, value in self._gauges():
             yield families.gauge(name, documentation, self.model_name, value)
-        yield from self._gpu_gauges()
-
-    def _gpu_gauges(self) -> Iterator[Metric]:
-        """Used and total memory, in bytes, of each GPU on which this process has memory."""
-        for kind, documentation in (
-            ("used", "GPU memory that is in use by any process."),
-            ("total", "GPU memory that is installed."),
-        ):
-            name = f"ruvon:gpu_memory_{kind}_bytes"
-            num_bytes = {gpu["device"]: gpu[kind] for gpu in gpus()}
-            yield families.gauge_by("device", name, documentation, self.model_name, num_bytes)
+        yield from gpu_gauges(self.model_name)
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         """(name, documentation, value) of each gauge, as of now."""
@@ -344,19 +292,3 @@ class EngineMetrics(Listener):
         """A histogram's bounds and cumulative counts, under Prometheus' names, as JSON data."""
         histogram = self.histograms[name]
         return {"le": histogram.bounds, "cumulative": histogram.cumulative()}
-
-
-def gpus() -> list[dict]:
-    """{"device", "used", "total"} of each GPU on which this process has memory.
-
-    "used" is the memory in use by any process, and "total" all memory of the GPU, both in bytes.
-    """
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return []
-    gpus_in_use = []
-    for index in range(torch.cuda.device_count()):
-        if not torch.cuda.memory_reserved(index):  # mem_get_info would create a CUDA context on this GPU
-            continue
-        free, total = torch.cuda.mem_get_info(index)
-        gpus_in_use.append({"device": f"cuda:{index}", "used": total - free, "total": total})
-    return gpus_in_use

@@ -6,6 +6,7 @@ Adds a collector to the registry of Part 11's `EngineMetrics`, and a panel to `E
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -18,6 +19,14 @@ COLOUR = "a"  # a CSS class of dashboard.css
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class RankProcess(NamedTuple):
+    """The process of one rank."""
+
+    rank: int
+    process_id: int
+    is_running: bool
+
+
 class RankMetrics:
     """A collector and a panel: for each rank, whether its process runs and how much memory it has."""
 
@@ -27,14 +36,12 @@ class RankMetrics:
         metrics.registry.register(self)
         metrics.panels.append(self.panel)
 
-    def processes(self) -> list[tuple[int, int, bool]]:
-        """(rank, process id, whether the process runs) of each rank, in the order of the ranks. Rank 0 is
-        this process.
-        """
-        processes = [(0, os.getpid(), True)]
+    def processes(self) -> list[RankProcess]:
+        """The process of each rank, in the order of the ranks. Rank 0 is this process."""
+        processes = [RankProcess(0, os.getpid(), is_running=True)]
         for worker in self.workers.workers:
             is_running = worker.process.poll() is None
-            processes.append((worker.rank, worker.process.pid, is_running))
+            processes.append(RankProcess(worker.rank, worker.process.pid, is_running))
         return processes
 
     def collect(self) -> Iterator[Metric]:
@@ -43,11 +50,11 @@ class RankMetrics:
         """
         is_up: dict[str, int] = {}
         memory: dict[str, int] = {}
-        for rank, process_id, is_running in self.processes():
-            is_up[str(rank)] = int(is_running)
-            num_bytes = resident_bytes(process_id)
+        for process in self.processes():
+            is_up[str(process.rank)] = int(process.is_running)
+            num_bytes = resident_bytes(process.process_id)
             if num_bytes is not None:
-                memory[str(rank)] = num_bytes
+                memory[str(process.rank)] = num_bytes
         up = "1 while this rank's process runs."
         resident = "Memory of the host that this rank's process has."
         yield families.gauge_by("rank", "ruvon:rank_up", up, self.model_name, is_up)
@@ -62,12 +69,13 @@ class RankMetrics:
         processes = self.processes()
         _, total = host_memory()
         rows = []
-        for rank, process_id, is_running in processes:
-            num_bytes = resident_bytes(process_id)
+        for process in processes:
+            num_bytes = resident_bytes(process.process_id)
             share = num_bytes / total if num_bytes and total else 0.0
             size = "" if num_bytes is None else f"{num_bytes / 2**30:.2f} GiB"
-            text = size if is_running else "has ended"
-            rows.append([f"rank {rank}, process {process_id}", share, text, COLOUR])
+            text = size if process.is_running else "has ended"
+            title = f"rank {process.rank}, process {process.process_id}"
+            rows.append([title, share, text, COLOUR])
         return {
             "title": "Ranks",
             "value": str(len(processes)),

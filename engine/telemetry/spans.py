@@ -41,7 +41,7 @@ class OpenRequest:
     scheduled: float | None = None  # when it was first scheduled, in seconds; None before
 
 
-class Spans(Listener):
+class RequestSpans(Listener):
     """Makes a span of each request when it ends. The engine's thread calls the `on_…` methods."""
 
     def __init__(self, processor: SpanProcessor, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -131,7 +131,7 @@ def attributes(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def open_spans(endpoint: str) -> Spans:
+def open_spans(endpoint: str) -> RequestSpans:
     """Spans that go to the collector at `endpoint`, a URL to which OTLP is sent over HTTP. Raises ValueError
     for what is none.
     """
@@ -148,4 +148,4 @@ def open_spans(endpoint: str) -> Spans:
         raise ValueError(f"{given}: an address is accepted such as http://localhost:4318{TRACES_PATH}")
     if url.path in ("", "/"):
         endpoint = url._replace(path=TRACES_PATH).geturl()
-    return Spans(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    return RequestSpans(BatchSpanProcessor(OTLPSpanExporter(endpoint)))

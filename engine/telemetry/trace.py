@@ -25,19 +25,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from engine.cache.manager import KVCacheManager
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
+from engine.telemetry import trace_events
+from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE, slice_event
 from engine.telemetry.trace_file import MAX_BYTES, TraceFile
 
 logger = logging.getLogger(__name__)
-ENGINE, REQUESTS = 1, 2  # process ids
-SCHEDULE, DEVICE, LAND = 1, 2, 3  # thread ids of the process ENGINE
 TRACKS = {SCHEDULE: "host: schedule", DEVICE: "device", LAND: "host: land"}
 MAX_TEXT = 200  # characters of an id, or of an error
+
+
+@dataclass(slots=True)
+class Gap:
+    """What a request does outside of steps."""
+
+    name: str  # "waiting" or "preempted"
+    since: int  # in microseconds of the trace
 
 
 @dataclass(slots=True)
@@ -48,10 +55,18 @@ class Row:
     request: Request
     end: int  # of the last slice, or the arrival
     num_known: int  # tokens of the prompt; after a preemption, of prompt and output
-    # What the request does outside of steps, "waiting" or "preempted", and since when. While a step is under
-    # way there may be two: one before the step, and one behind it.
-    gaps: list[tuple[str, int]]
+    gaps: list[Gap]  # while a step is under way there may be two: one before the step, and one behind it
     num_outputs: int = 0  # output tokens so far
+
+
+@dataclass(frozen=True, slots=True)
+class StepMoments:
+    """The moments of a step, in microseconds of the trace."""
+
+    start: int  # its scheduling begins
+    scheduled: int  # it is launched
+    landed: int  # the host has its tokens
+    end: int  # its outputs are made
 
 
 class Trace(Listener):
@@ -76,10 +91,12 @@ class Trace(Listener):
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._landed = 0  # when the last step's tokens came
         self._counters: dict[str, tuple[int, str]] = {}  # by name: when it was last written, and its values
-        tracks = [_metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()]
+        tracks = [
+            trace_events.metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()
+        ]
         began = {"utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **(about or {})}
-        requests = _metadata(REQUESTS, 0, "process_name", {"name": "requests"})
-        file.write([*tracks, requests, _moment("begin", 0, began)])
+        requests = trace_events.metadata(REQUESTS, 0, "process_name", {"name": "requests"})
+        file.write([*tracks, requests, trace_events.instant("begin", 0, began)])
         atexit.register(self.close)
 
     def _micros(self, seconds: float) -> int:
@@ -92,13 +109,12 @@ class Trace(Listener):
         arrival = max(self._micros(request.stats.arrival), 0)
         events: list[str] = []
         number = self._take_row(arrival, events)
-        gaps = [("waiting", arrival)]
+        gaps = [Gap("waiting", arrival)]
         self._rows[request.id] = Row(number, request, arrival, request.num_prompt_tokens, gaps)
         details = {"prompt": request.num_prompt_tokens, "max_tokens": request.output.limit}
-        details |= {"priority": request.priority} if request.priority else {}
-        name = json.dumps(request.id[:MAX_TEXT])
-        place = f'"pid":{REQUESTS},"tid":{number},"ts":{arrival}'
-        events.append(f'{{"ph":"B",{place},"name":{name},"args":{json.dumps(details)}}}')
+        if request.priority:
+            details["priority"] = request.priority
+        events.append(trace_events.begin_slice(REQUESTS, number, arrival, request.id[:MAX_TEXT], details))
         self._write(events)
 
     def _take_row(self, arrival: int, events: list[str]) -> int:
@@ -109,54 +125,58 @@ class Trace(Listener):
                 return index + 1
         self._free_since.append(None)
         number = len(self._free_since)
-        events.append(_metadata(REQUESTS, number, "thread_name", {"name": f"row {number}"}))
-        events.append(_metadata(REQUESTS, number, "thread_sort_index", {"sort_index": number}))
+        events.append(trace_events.metadata(REQUESTS, number, "thread_name", {"name": f"row {number}"}))
+        events.append(trace_events.metadata(REQUESTS, number, "thread_sort_index", {"sort_index": number}))
         return number
 
     def on_preempt(self, request: Request) -> None:
         row = self._rows.get(request.id)
         if row is not None:
-            row.gaps.append(("preempted", self._micros(self._clock())))
+            row.gaps.append(Gap("preempted", self._micros(self._clock())))
             row.num_known = len(request.token_ids)
 
     def on_step(self, record: StepRecord) -> None:
         """Write the slices of a step that has landed or failed, and the counters that have changed."""
         if not self.file.is_open:
             return
-        scheduled = self._micros(record.start + record.schedule_seconds)
-        landed = self._micros(record.start + record.schedule_seconds + record.execute_seconds)
-        end = self._micros(record.end)
-        events = self._engine_slices(record, scheduled, landed, end)
+        moments = StepMoments(
+            start=self._micros(record.start),
+            scheduled=self._micros(record.start + record.schedule_seconds),
+            landed=self._micros(record.start + record.schedule_seconds + record.execute_seconds),
+            end=self._micros(record.end),
+        )
+        budget = None if self._budget is None else self._budget()
+        events = self._engine_slices(record, moments, budget)
         num_prefill = num_decode = 0
         for s, request_id in enumerate(record.request_ids):
             row = self._rows.get(request_id)
             # A request that is not here has ended while the step was under way, or came before the trace.
-            if row is not None and self._write_slices(events, row, record, s, scheduled, landed):
+            if row is not None and self._add_request_slices(events, row, record, s, moments):
                 num_prefill += record.tokens_computed[s]
             else:
                 num_decode += record.tokens_computed[s]
-        self._count_tokens(events, scheduled, num_prefill, num_decode, self._budget() if self._budget else 0)
-        self._write_counters(events, record, end)
-        self._landed = landed
+        self._count_tokens(events, moments.scheduled, num_prefill, num_decode, budget)
+        self._count_state(events, record, moments.end)
+        self._landed = moments.landed
         self._write(events)
 
-    def _engine_slices(self, record: StepRecord, scheduled: int, landed: int, end: int) -> list[str]:
+    def _engine_slices(self, record: StepRecord, moments: StepMoments, budget: int | None) -> list[str]:
         """The step's slices on the engine's tracks."""
-        number, start = record.number, self._micros(record.start)
-        tokens, sequences = sum(record.tokens_computed), len(record.request_ids)
-        details = f'"step":{number},"tokens":{tokens},"sequences":{sequences}'
-        budget = "" if self._budget is None else f',"budget":{self._budget()}'
+        number, num_tokens = record.number, sum(record.tokens_computed)
+        step = f'"step":{number}'
+        size = f',"tokens":{num_tokens},"sequences":{len(record.request_ids)}'
+        bound = "" if budget is None else f',"budget":{budget}'
         error = "" if record.error is None else f',"error":{json.dumps(record.error[:MAX_TEXT])}'
         counted = f',"counted":{json.dumps(record.counters)}' if any(record.counters.values()) else ""
-        launched = max(scheduled, self._landed)
+        launched = max(moments.scheduled, self._landed)
         return [
-            _slice(ENGINE, SCHEDULE, start, scheduled, "schedule", f'"step":{number}'),
-            _slice(ENGINE, DEVICE, launched, landed, "device", f"{details}{budget}{error}"),
-            _slice(ENGINE, LAND, landed, end, "land", f'"step":{number}{counted}'),
+            slice_event(ENGINE, SCHEDULE, moments.start, moments.scheduled, "schedule", step),
+            slice_event(ENGINE, DEVICE, launched, moments.landed, "device", step + size + bound + error),
+            slice_event(ENGINE, LAND, moments.landed, moments.end, "land", step + counted),
         ]
 
-    def _write_slices(
-        self, events: list[str], row: Row, record: StepRecord, s: int, scheduled: int, landed: int
+    def _add_request_slices(
+        self, events: list[str], row: Row, record: StepRecord, s: int, moments: StepMoments
     ) -> bool:
         """Add the slices of request `s` of a step. Returns whether the step computed tokens of the prompt, or
         of the output once more.
@@ -165,26 +185,30 @@ class Trace(Listener):
         first = record.tokens_held[s] - computed  # the position of the first of these tokens
         # 1. What the request did before the step. A preemption may have come behind the step's launch.
         cached = ""
-        if row.gaps and scheduled >= row.gaps[0][1]:
-            name, since = row.gaps.pop(0)
-            events.append(_slice(REQUESTS, row.number, since, scheduled, name))
-            row.end, cached = scheduled, f',"cached":{first}'
-        begin = max(row.end, scheduled)
-        row.end = max(begin, landed)
-        if row.gaps:
-            row.gaps = [(name, max(since, row.end)) for name, since in row.gaps]
+        if row.gaps and moments.scheduled >= row.gaps[0].since:
+            gap = row.gaps.pop(0)
+            events.append(slice_event(REQUESTS, row.number, gap.since, moments.scheduled, gap.name))
+            row.end, cached = moments.scheduled, f',"cached":{first}'
+        begin = max(row.end, moments.scheduled)
+        row.end = max(begin, moments.landed)
+        for gap in row.gaps:
+            gap.since = max(gap.since, row.end)
         # 2. The step. A request that comes back from the swap space lacks one token: that is no prefill.
         num_outputs = len(row.request.stats.token_times)
         new, row.num_outputs = num_outputs - row.num_outputs, num_outputs
         is_prefill = first < row.request.num_prompt_tokens or (first < row.num_known and computed > 1)
-        name = "failed" if record.error is not None else "prefill" if is_prefill else "decode"
         details = f'"tokens":{computed},"start":{first}{cached},"new":{new}'
-        if name == "decode":
+        if record.error is not None:
+            name = "failed"
+        elif is_prefill:
+            name = "prefill"
+        else:
+            name = "decode"
             details = "" if computed == new == 1 else f'"tokens":{computed},"new":{new}'
-        events.append(_slice(REQUESTS, row.number, begin, row.end, name, details))
+        events.append(slice_event(REQUESTS, row.number, begin, row.end, name, details))
         return is_prefill
 
-    def _write_counters(self, events: list[str], record: StepRecord, end: int) -> None:
+    def _count_state(self, events: list[str], record: StepRecord, end: int) -> None:
         """Add the counters of what there is at the step's `end`."""
         usage = self._cache.usage()
         used, total = usage.tokens_held // self._block_size, usage.tokens_total // self._block_size
@@ -194,21 +218,24 @@ class Trace(Listener):
         if record.counters:
             self._count(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
         if not running and not waiting:  # the engine is idle until the next step
-            self._count_tokens(events, end, 0, 0, 0)
+            self._count_tokens(events, end, 0, 0, None if self._budget is None else 0)
 
-    def _count_tokens(self, events: list[str], when: int, prefill: int, decode: int, budget: int) -> None:
+    def _count_tokens(
+        self, events: list[str], when: int, prefill: int, decode: int, budget: int | None
+    ) -> None:
+        """Add the counter of a step's tokens. `budget`: how many there could have been; None: no bound."""
         tokens = f'"prefill":{prefill},"decode":{decode}'
-        if self._budget is not None:
+        if budget is not None:
             tokens += f',"unused":{max(budget - prefill - decode, 0)}'
         self._count(events, "tokens of a step", when, tokens)
 
     def _count(self, events: list[str], name: str, when: int, values: str) -> None:
-        """Add a counter's values if they have changed. Its times never go back."""
+        """Add a counter's values (JSON, without the braces) if they have changed. Its times never go back."""
         last, last_values = self._counters.get(name, (0, ""))
         if values != last_values:
             when = max(when, last)
             self._counters[name] = when, values
-            events.append(f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}')
+            events.append(trace_events.counter(name, when, values))
 
     def on_finish(self, request: Request) -> None:
         row = self._rows.pop(request.id, None)
@@ -216,17 +243,20 @@ class Trace(Listener):
             return
         output = request.output
         details: dict[str, object] = {"reason": output.finish_reason, "tokens": len(output.token_ids)}
-        details |= {"error": request.error[:MAX_TEXT]} if request.error else {}
+        if request.error:
+            details["error"] = request.error[:MAX_TEXT]
         events: list[str] = []
         self._end_row(events, row, details)
         self._write(events)
 
     def _end_row(self, events: list[str], row: Row, details: Mapping[str, object]) -> None:
+        """End the request's outer slice, and before it what the request did last outside of steps."""
         now = max(self._micros(self._clock()), row.end)
-        for (name, since), (_, end) in pairwise([*row.gaps, ("", now)]):
-            events.append(_slice(REQUESTS, row.number, since, end, name))
-        place = f'"pid":{REQUESTS},"tid":{row.number},"ts":{now}'
-        events.append(f'{{"ph":"E",{place},"args":{json.dumps(details)}}}')
+        for i, gap in enumerate(row.gaps):
+            is_last = i + 1 == len(row.gaps)
+            end = now if is_last else row.gaps[i + 1].since
+            events.append(slice_event(REQUESTS, row.number, gap.since, end, gap.name))
+        events.append(trace_events.end_slice(REQUESTS, row.number, now, details))
         self._free_since[row.number - 1] = now
 
     def _write(self, events: list[str]) -> None:
@@ -243,7 +273,7 @@ class Trace(Listener):
         for row in list(self._rows.values()):
             self._end_row(events, row, {"reason": "unfinished"})
         self._rows.clear()
-        events.append(_moment("end", self._micros(self._clock()), {"reason": reason}))
+        events.append(trace_events.instant("end", self._micros(self._clock()), {"reason": reason}))
         self.file.write(events)
         self.file.end()
 
@@ -259,24 +289,8 @@ class Trace(Listener):
 def open_trace(path: str | Path, max_bytes: int = MAX_BYTES) -> TraceFile:
     """The file of a trace, opened for writing. Raises ValueError if no file can be written there."""
     try:
-        return TraceFile(path, _metadata(ENGINE, 0, "process_name", {"name": "engine"}), max_bytes)
+        return TraceFile(
+            path, trace_events.metadata(ENGINE, 0, "process_name", {"name": "engine"}), max_bytes
+        )
     except OSError as error:
         raise ValueError(f"trace={str(path)!r}: {error.strerror}") from None
-
-
-def _metadata(pid: int, tid: int, name: str, values: Mapping[str, object]) -> str:
-    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": values})
-
-
-def _moment(name: str, when: int, values: Mapping[str, object]) -> str:
-    """An event without duration, for the whole trace."""
-    return json.dumps(
-        {"ph": "i", "s": "g", "pid": ENGINE, "tid": SCHEDULE, "ts": when, "name": name, "args": values}
-    )
-
-
-def _slice(pid: int, tid: int, start: int, end: int, name: str, details: str = "") -> str:
-    """A complete event. `details` are its arguments as JSON, without the braces."""
-    place = f'"pid":{pid},"tid":{tid},"ts":{start},"dur":{end - start}'
-    arguments = f',"args":{{{details}}}' if details else ""
-    return f'{{"ph":"X",{place},"name":"{name}"{arguments}}}'

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.telemetry.history import percentile
-from engine.telemetry.trace import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
+from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
 
 MAX_LINE = 2**16  # characters
 MAX_NUMBER = 2**53  # up to here, all readers of JSON agree on whole numbers
@@ -67,9 +67,11 @@ def read_trace(path: str | Path) -> TraceContent:
     try:
         for number, event in _events(path):
             try:
-                _take(event, content)
+                _add_event(event, content)
             except (KeyError, TypeError, AttributeError):
                 raise ValueError(f"line {number} is no event of a trace") from None
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
@@ -101,8 +103,10 @@ def _events(path: str | Path) -> Iterator[tuple[int, Event]]:
             line, number = following, number + 1
 
 
-def _take(event: Event, content: TraceContent) -> None:
-    """Add an event to `content`. Raises an exception if it is no event of a trace."""
+def _add_event(event: Event, content: TraceContent) -> None:
+    """Add an event to `content`. Raises KeyError, TypeError or AttributeError if it is no event of a trace,
+    ValueError if a number in it is wrong.
+    """
     kind, details = event["ph"], event.get("args", {})
     if kind == "M":
         return
@@ -118,15 +122,15 @@ def _take(event: Event, content: TraceContent) -> None:
         reason = details["reason"]
         content.open_rows.pop(event["tid"]).reason = None if reason == "unfinished" else str(reason)
     elif kind == "X" and event["pid"] == REQUESTS:
-        _take_request_slice(content.open_rows[event["tid"]], event["name"], start, end, details)
+        _add_request_slice(content.open_rows[event["tid"]], event["name"], start, end, details)
     elif kind == "X" and event["pid"] == ENGINE:
         step = content.steps.setdefault(_whole(details["step"]), TracedStep())
-        _take_step_slice(step, event["tid"], start, end, details)
+        _add_step_slice(step, event["tid"], start, end, details)
         for name, amount in details.get("counted", {}).items():
             content.counted[str(name)] += _whole(amount)
 
 
-def _take_request_slice(request: TracedRequest, name: str, start: int, end: int, details: Event) -> None:
+def _add_request_slice(request: TracedRequest, name: str, start: int, end: int, details: Event) -> None:
     if name == "waiting":
         request.waited = end - start
     elif name == "preempted":
@@ -138,7 +142,7 @@ def _take_request_slice(request: TracedRequest, name: str, start: int, end: int,
             request.num_tokens += num_new
 
 
-def _take_step_slice(step: TracedStep, track: int, start: int, end: int, details: Event) -> None:
+def _add_step_slice(step: TracedStep, track: int, start: int, end: int, details: Event) -> None:
     if track == SCHEDULE:
         step.start, step.schedule = start, end - start
     elif track == LAND:
@@ -164,7 +168,9 @@ def figures(content: TraceContent) -> dict[str, Any]:
     """
     requests = content.requests
     ran = [request for request in requests if request.num_steps]
-    gaps = [b - a for request in ran for a, b in pairwise(request.token_times)]
+    gaps: list[int] = []
+    for request in ran:
+        gaps += [later - earlier for earlier, later in pairwise(request.token_times)]
     return {
         "seconds": content.last / 1e6,
         "end": content.end,
@@ -183,16 +189,16 @@ def figures(content: TraceContent) -> dict[str, Any]:
 def _step_figures(steps: Iterable[TracedStep]) -> dict[str, Any] | None:
     """The time of a step, who has it, and how full a step is. None without a complete step.
 
-    A step's time is from when its scheduling began, or from the end of the step before if that is later, to
-    its own end. So the times of steps that overlap add up to the time that all took together.
+    A step's time is from when its scheduling began to its own end, without what steps that began before it
+    have of this. So the times of steps that overlap add up to the time that all took together.
     """
     landed = [step for step in steps if step.start is not None and step.end is not None]
     if not landed:
         return None
     times, last_end = [], 0
-    for start, end in sorted((step.start or 0, step.end or 0) for step in landed):
+    for start, end in sorted((step.start or 0, step.end or 0) for step in landed):  # none is None
         times.append(max(end - max(start, last_end), 0))
-        last_end = end
+        last_end = max(last_end, end)  # a stranger's step may lie within another
     total = sum(times) or 1
     bounded = [step.tokens / step.budget for step in landed if step.budget]
     return {

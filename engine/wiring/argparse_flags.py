@@ -1,6 +1,6 @@
 """Makes a flag of an `argparse` parser from each engine option, for scripts written for vLLM. Part 20.
 
-`ruvon`'s own flags come from the same fields (engine/cli/options.py).
+`ruvon`'s own flags come from the same fields (engine/cli/engine_flags.py).
 """
 
 import argparse
@@ -25,10 +25,9 @@ def add_flags(parser: argparse.ArgumentParser, specs: Iterable[Field]) -> argpar
             help = argparse.SUPPRESS
         settings = _argument_settings(spec.type)
         parser.add_argument(_flag(spec.name), default=spec.default, help=help, **settings)
-    for name, (accepted, _) in NEUTRAL.items():
-        default = accepted[0]
-        settings = _argument_settings(bool) if isinstance(default, bool) else {"type": _neutral_value}
-        parser.add_argument(_flag(name), default=default, help=argparse.SUPPRESS, **settings)
+    for name, neutral in NEUTRAL.items():
+        settings = _argument_settings(bool) if neutral.is_switch else {"type": _neutral_value}
+        parser.add_argument(_flag(name), default=neutral.values[0], help=argparse.SUPPRESS, **settings)
     return parser
 
 

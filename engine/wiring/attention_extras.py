@@ -8,8 +8,8 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.language_model import LanguageModel
 from engine.wiring.compose_cache import Memory, Sizes
-from engine.wiring.devices import runs_graphs
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.runners import runs_graphs
 
 
 def runner(
@@ -21,7 +21,7 @@ def runner(
     in_flight: int,
 ) -> ModelRunner:
     """A runner for one model, whose `attend` takes the extras of each layer. The arguments are as in
-    `_runner` of devices.py. Raises ValueError if the memory has slots and not pages.
+    `make_runner` of runners.py. Raises ValueError if the memory has slots and not pages.
     """
     if not isinstance(memory, PageMemory):
         raise ValueError(

@@ -2,11 +2,10 @@
 
 Every option takes effect, or an error says why it cannot. The linear layers of a model are changed in this
 order: merge, quantize, wrap for adapters, sum over ranks, pack. `compose.py` builds an engine from the
-result, and `replay.py` runs recorded steps without an engine. The memory is made in `compose_cache.py`. One
-device is loaded here; Extension A loads one in each of several processes.
+result, and `replay.py` runs recorded steps without an engine. The memory is made in `compose_cache.py`, and
+the runners in `runners.py`. One device is loaded here; Extension A loads one in each of several processes.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +14,7 @@ from typing import Protocol
 
 import torch
 
-from engine.cache.memory import PageMemory
-from engine.execution.last_tokens import LastTokens
-from engine.execution.runner import EagerWay, Executor, ModelRunner, Way
+from engine.execution.runner import Executor, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.lora.adapter import Adapter
@@ -37,6 +34,7 @@ from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memo
 from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
+from engine.wiring.runners import make_runner, runs_graphs
 
 MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # a draft model's passes that are submitted before the first is read
 
@@ -120,13 +118,19 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
         speculative = SpeculativeConfig.from_dict(args.speculative_config)
     slots = _adapter_slots(args, sizes, rank)
     # 2. The model, and the draft model if there is one.
-    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl)
+    model = _load(
+        args,
+        sizes,
+        args.model,
+        args.dtype,
+        quantization=args.quantization,
+        slots=slots,
+        rank=rank,
+        model_impl=args.model_impl,
+    )
     if model.config.model_impl != OURS:  # library code may wait for the device, which a graph cannot record
         args = replace(args, enforce_eager=True)
-    max_positions = model.config.max_positions
-    sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
-    if sizes.max_model_len > max_positions:
-        raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {max_positions} tokens")
+    sizes = _with_max_model_len(sizes, model.config)
     draft = None
     if speculative is not None and speculative.model is not None:
         draft = _load_draft(args, sizes, speculative.model, model)
@@ -142,7 +146,16 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
     max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
     in_flight = 2 if args.async_scheduling else 1
-    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight, rank)
+    runner = make_runner(
+        args,
+        model,
+        memory,
+        sizes,
+        max_new_tokens,
+        in_flight,
+        sum_parts=rank.all_reduce_sum if rank else None,
+        has_head=rank is None or rank.chooses,
+    )
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
@@ -153,29 +166,37 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     config = model.config
     if rank:  # `model.config` describes this rank's part; `config` describes the whole model
         config = ModelConfig.from_pretrained(args.model, args.model_impl)
+    devices = Devices(
+        args=args,
+        tokenizer=tokenizer,
+        config=config,
+        sizes=sizes,
+        memory=memory,
+        runner=runner,
+        executor=executor,
+        slots=slots,
+        speculative=speculative,
+    )
     if draft is None:
-        return Devices(args, tokenizer, config, sizes, memory, runner, executor, slots, speculative)
+        return devices
     # 5. The draft model's memory and runner.
     draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
     # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
     runner.before.append(lambda batch: draft_memory.apply(batch.copies))
     # In a pass the draft model reads the tokens since its last pass: two tokens if all its proposals were
     # accepted, otherwise one.
-    draft_runner = _runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
+    draft_runner = make_runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
     draft_runner.select = DraftSampler(draft_probs)
-    return Devices(
-        args,
-        tokenizer,
-        config,
-        sizes,
-        memory,
-        runner,
-        executor,
-        slots,
-        speculative,
-        draft_runner,
-        draft.config,
-    )
+    return replace(devices, draft=draft_runner, draft_config=draft.config)
+
+
+def _with_max_model_len(sizes: Sizes, config: ModelConfig) -> Sizes:
+    """The sizes with the longest sequence: what the model sees, if `max_model_len` is not set. Raises
+    ValueError if it is set to more.
+    """
+    if sizes.max_model_len > config.max_positions:
+        raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {config.max_positions} tokens")
+    return replace(sizes, max_model_len=sizes.max_model_len or config.max_positions)
 
 
 def _tokenizer_of(args: EngineArgs) -> Tokenizer:
@@ -272,60 +293,3 @@ def _load_draft(args: EngineArgs, sizes: Sizes, name: str | Path, model: Languag
             f"{model.config.vocab_size}: they must share a tokenizer"
         )
     return draft
-
-
-def _runner(
-    args: EngineArgs,
-    model: LanguageModel,
-    memory: Memory,
-    sizes: Sizes,
-    max_new_tokens: int,
-    in_flight: int,
-    rank: Rank | None = None,
-) -> ModelRunner:
-    """A runner for one model.
-
-    `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
-    `in_flight` is the number of steps that may be submitted before the first one's result is read.
-    `rank`: None if the model is whole. All ranks record the same graphs, in the same order.
-    """
-    if model.config.attention_extras:
-        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
-    device = next(model.parameters()).device
-    last_tokens = LastTokens(sizes.max_num_seqs, device)
-    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
-        if in_flight == 1:  # the host knows every token of a step before it submits the step
-            return ModelRunner([EagerWay(model, memory)], memory)
-        return ModelRunner(
-            [EagerWay(model, memory, upload=last_tokens.upload)], memory, last_tokens=last_tokens
-        )
-    from engine.execution.graphs import DecodeGraphs, GraphWay  # imported here because triton is optional
-    from engine.execution.steps import steps, verifying_steps
-    from engine.execution.verifying import num_rows
-    from engine.kernels.llama_prompts import prompt_forward
-    from engine.kernels.verify_attend import MOST_NEW
-
-    V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
-    sum_parts = rank.all_reduce_sum if rank else None
-    if rank and not rank.chooses:
-        V = 0
-    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
-
-    def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
-        step = make_steps(model, memory, max_rows, sum_parts)
-        return DecodeGraphs(
-            step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
-        )
-
-    # A step runs in the first way that fits: as a graph if it has few rows, otherwise kernel by kernel.
-    ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
-    if max_new_tokens > 1:
-        max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new_tokens=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
-    return ModelRunner(ways, memory, last_tokens=last_tokens)
-
-
-def runs_graphs(args: EngineArgs) -> bool:
-    """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
-    return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

@@ -1,15 +1,15 @@
 """`EngineArgs`: the names, help texts and checks of an engine's options. Part 20.
 
 The names are vLLM's. `LLM(...)` takes the options as keywords. The commands of `ruvon` take them as flags,
-which engine/cli/options.py makes from this class: a field that is added here becomes a flag with its help.
-This module checks only what can be checked without a model; engine/wiring/devices.py checks the rest. The
+which engine/cli/engine_flags.py makes from this class: a field added here becomes a flag with its help. This
+module checks only what can be checked without a model; engine/wiring/devices.py checks the rest. The
 module imports no torch, so that `--help` answers at once.
 """
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -46,14 +46,8 @@ def _option(
     the command line. `completions` are values that a shell offers; others are accepted, too. `extension` is
     the letter of the extension without which the field is refused.
     """
-    metadata = {
-        "topic": topic,
-        "help": help,
-        "example": example,
-        "completions": completions,
-        "extension": extension,
-    }
-    return field(default=default, metadata=metadata)
+    flag: dict[str, Any] = {"topic": topic, "help": help, "example": example, "completions": completions}
+    return field(default=default, metadata=flag | {"extension": extension})
 
 
 @take_neutral_options
@@ -103,7 +97,6 @@ class EngineArgs:
     quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
         None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
     )
-
     tensor_parallel_size: int = _option(
         1, MODEL, "Devices that share the model, each with a piece of every layer.", extension="A"
     )
@@ -121,7 +114,6 @@ class EngineArgs:
     max_num_batched_tokens: int | None = _option(
         None, REQUESTS, "Tokens in one step; default: 512, on a GPU 8192."
     )
-
     structured_outputs_config: Mapping[str, Any] | None = _option(
         None, REQUESTS, "Who compiles what outputs must fit: backend (auto, guidance, ruvon), and more.",
         '{"backend": "guidance", "disable_any_whitespace": true}', extension="B",
@@ -212,24 +204,11 @@ class EngineArgs:
     def _check_values(self) -> None:
         """Check each field by itself. Raises ValueError."""
         for spec in fields(self):
-            value, accepted = getattr(self, spec.name), choices(spec.type)
-            if accepted and value not in accepted:
-                options = ", ".join(map(str, accepted))
-                raise ValueError(f"{spec.name}={value!r}: accepted are {options}")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_count = is_number and isinstance(value, int) and value >= 1  # a whole number from 1 on
-            may_be_zero = spec.name == "seed"
-            if spec.type in (int, int | None) and not (value == spec.default or is_count or may_be_zero):
-                raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-            if spec.type in (float, float | None) and value is not None and not is_number:
-                raise ValueError(f"{spec.name}={value!r}: a number is accepted")
-            letter = spec.metadata["extension"]
-            if letter and value != spec.default and not is_here(letter):
-                extension = f"Extension {letter} ({EXTENSIONS[letter]})"
-                raise ValueError(
-                    f"{spec.name}={value!r}: comes with {extension}, whose files are not here; "
-                    f"{spec.default!r} is accepted"
-                )
+            _check_value(spec, getattr(self, spec.name))
+        for name in ("model", "tokenizer", "generation_config"):
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
+                raise ValueError(f"{name}={value!r}: a name or a folder is accepted")
         if self.seed is not None and type(self.seed) is not int:
             raise ValueError(f"seed={self.seed!r}: a whole number is accepted")
         device = str(self.device)
@@ -276,6 +255,31 @@ class EngineArgs:
             )
 
 
+def _check_value(spec: Field, value: Any) -> None:
+    """Check a value by its field's type, and by the extension that brings the field. Raises ValueError."""
+    accepted = choices(spec.type)
+    if accepted and value not in accepted:
+        raise ValueError(f"{spec.name}={value!r}: accepted are {', '.join(map(str, accepted))}")
+    may_be_none = type(None) in get_args(spec.type)
+    if value is not None or not may_be_none:
+        if spec.type in (int, int | None) and spec.name != "seed" and not (_is_a(value, int) and value >= 1):
+            raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
+        if spec.type in (float, float | None) and not _is_a(value, int | float):
+            raise ValueError(f"{spec.name}={value!r}: a number is accepted")
+    letter = spec.metadata["extension"]
+    if letter and value != spec.default and not is_here(letter):
+        extension = f"Extension {letter} ({EXTENSIONS[letter]})"
+        raise ValueError(
+            f"{spec.name}={value!r}: comes with {extension}, whose files are not here; {spec.default!r} is "
+            "accepted"
+        )
+
+
+def _is_a(value: Any, kind: type | UnionType) -> bool:
+    """Whether `value` is a number of this kind. To Python, True and False are numbers, too."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def choices(kind: Any) -> tuple:
     """The values that a field of this type accepts. For a Literal they are its values, for a bool True and
     False, and None is added if the type allows None. Returns () for any other type.
@@ -286,5 +290,9 @@ def choices(kind: Any) -> tuple:
         return get_args(kind)
     if get_origin(kind) not in (Union, UnionType):
         return ()
-    accepted = tuple(choice for member in get_args(kind) for choice in choices(member))
-    return (*accepted, None) if accepted and type(None) in get_args(kind) else accepted
+    accepted: list[Any] = []
+    for member in get_args(kind):
+        accepted += choices(member)
+    if accepted and type(None) in get_args(kind):
+        accepted.append(None)
+    return tuple(accepted)

@@ -6,7 +6,6 @@
 All prompts of a call run together, by continuous batching. `EngineArgs` has the other options.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -17,17 +16,17 @@ from tqdm import tqdm
 
 from engine.cache.paged import PagedCache
 from engine.core.llm_engine import LLMEngine
-from engine.decoding.chat_template import ChatError, chat_prompt
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.structured import StructureError
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import is_here, optional_module
+from engine.wiring.extensions import optional_module
 from engine.wiring.generation_config import recommended
+from engine.wiring.llm_absent import ABSENT
+from engine.wiring.llm_chat import ChatOptions, continuing, conversation_prompt
 from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
 from engine.wiring.llm_prompts import (
@@ -38,27 +37,13 @@ from engine.wiring.llm_prompts import (
     read_conversations,
     read_prompt,
     read_prompts,
+    set_priorities,
 )
 from engine.wiring.llm_tokenizer import ChatTokenizer, chat_template_of
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., tqdm]
-NO_VECTORS = "models here generate text, and give no vectors or scores of texts"
-MEMORY_STAYS = "an engine keeps its memory until the process ends"
-ABSENT = {  # vLLM's methods that LLM does not have, and why
-    "embed": NO_VECTORS,
-    "encode": NO_VECTORS,
-    "classify": NO_VECTORS,
-    "reward": NO_VECTORS,
-    "score": NO_VECTORS,
-    "sleep": MEMORY_STAYS,
-    "wake_up": MEMORY_STAYS,
-    "collective_rpc": "a rank takes steps and adapters, and runs no function of yours",
-    "apply_model": "a rank takes steps and adapters, and runs no function of yours",
-    "start_profile": "torch.profiler, around generate, records a call",
-    "stop_profile": "torch.profiler, around generate, records a call",
-}
 
 
 class LLM:
@@ -103,7 +88,7 @@ class LLM:
         read: nothing is generated then. Raises RuntimeError if a step fails.
         """
         parsed = read_prompts(prompts)
-        _set_priorities(parsed, priority)
+        set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
@@ -135,34 +120,20 @@ class LLM:
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
         """
-        if tools and not is_here("B"):
-            raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
-        if not all(isinstance(tool, Mapping) for tool in tools or ()):
-            raise ParameterError("tools", "tools: a list of JSON objects is accepted, one for each tool")
+        options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
-        parsed = []
         conversations = read_conversations(messages)
         params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
-        for i, (conversation, params) in enumerate(zip(conversations, params_of_each, strict=True)):
+        parsed = []
+        for i, conversation in enumerate(conversations):
+            params = params_of_each[i]
             if continue_final_message and params and params.structured_outputs:
-                params_of_each[i] = _continuing(params, conversation[-1]["content"])
+                params_of_each[i] = continuing(params, conversation[-1]["content"])
             truncate = params.truncate_prompt_tokens if params else None
-            try:
-                text, ids = chat_prompt(
-                    conversation,
-                    template,
-                    self.tokenizer,
-                    self.config,
-                    add_generation_prompt,
-                    continue_final_message,
-                    variables=chat_template_kwargs,
-                    truncate=truncate,
-                    tools=tools,
-                )
-            except ChatError as error:
-                raise ParameterError("messages", f"messages: {error}") from None
-            parsed.append(ParsedPrompt(ids, text))
-        _set_priorities(parsed, priority)
+            parsed.append(
+                conversation_prompt(conversation, options, template, self.tokenizer, self.config, truncate)
+            )
+        set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, None if sampling_params is None else params_of_each, use_tqdm)
 
@@ -324,21 +295,3 @@ class LLM:
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
             self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
-
-
-def _continuing(params: SamplingParams, beginning: str) -> SamplingParams:
-    """The parameters for the rest of a text that must fit. Raises ParameterError if it is too long."""
-    assert params.structured_outputs is not None
-    try:
-        structure = params.structured_outputs.behind(beginning)
-    except StructureError as error:
-        raise ParameterError("messages", f"messages: the content that is to be continued: {error}") from None
-    return dataclasses.replace(params, structured_outputs=structure)
-
-
-def _set_priorities(parsed: list[ParsedPrompt], priority: Sequence[int] | None) -> None:
-    """Put each prompt's priority into its options. Raises ParameterError if there are not as many."""
-    priorities = per_prompt("priority", priority, len(parsed), int)
-    for prompt, prompt_priority in zip(parsed, priorities, strict=True):
-        if prompt_priority is not None:
-            prompt.options["priority"] = prompt_priority

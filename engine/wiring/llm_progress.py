@@ -19,8 +19,11 @@ class Progress:
         False there is none. A function, such as `partial(tqdm, leave=False)`, makes the bar. It is called
         with `total`, `desc`, `dynamic_ncols` and `unit`, which override its own.
         """
-        # With disable=None, tqdm shows a bar only on a terminal.
-        make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        make_bar: Callable[..., tqdm]
+        if callable(use_tqdm):
+            make_bar = use_tqdm
+        else:  # with disable=None, tqdm shows a bar only on a terminal
+            make_bar = partial(tqdm, disable=None if use_tqdm else True)
         self.bar = make_bar(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self.num_input_tokens = 0
         self.num_output_tokens = 0

@@ -86,6 +86,17 @@ def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
     return entries
 
 
+def set_priorities(prompts: Sequence[ParsedPrompt], priority: Sequence[int] | None) -> None:
+    """Put each prompt's priority into its options. Raises ParameterError if there are not as many priorities
+    as prompts.
+    """
+    for prompt, prompt_priority in zip(
+        prompts, per_prompt("priority", priority, len(prompts), int), strict=True
+    ):
+        if prompt_priority is not None:
+            prompt.options["priority"] = prompt_priority
+
+
 def read_conversations(messages: object) -> list[list[dict[str, Any]]]:
     """Read one conversation, which is a list of Messages, or a list of conversations. Returns a list of
     conversations in which every message's content is text. Raises ParameterError if the form is another, or

@@ -38,7 +38,7 @@ class ChatTokenizer:
         """The ids of a text, or of each text of a list."""
         if isinstance(text, str):
             return Encoding(input_ids=self.encode(text, add_special_tokens))
-        return Encoding(input_ids=[self.encode(one_text, add_special_tokens) for one_text in text])
+        return Encoding(input_ids=[self.encode(part, add_special_tokens) for part in text])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """As `Tokenizer.encode`."""

@@ -18,6 +18,11 @@ class Neutral(NamedTuple):
     values: tuple[Any, ...]  # the first is vLLM's default
     reason: str
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether the option is a flag without a value: --name or --no-name."""
+        return any(isinstance(value, bool) for value in self.values)
+
 
 ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
 HUB = "the hub's main branch is loaded; for another revision, download it and give its folder"
@@ -86,9 +91,9 @@ def take_neutral_options(kind: type[Options]) -> type[Options]:
 
 def refuse_unless_neutral(name: str, value: Any) -> None:
     """Raise ValueError if `value` is not one of the accepted values of this option in NEUTRAL."""
-    accepted, reason = NEUTRAL[name]
+    neutral = NEUTRAL[name]
     # Types are compared, too, because False == 0 in Python. But 0.0 is accepted for 0.
-    if not any(type(value) in (type(neutral), float) and value == neutral for neutral in accepted):
-        values = " and ".join(map(repr, accepted))
-        verb = "is" if len(accepted) == 1 else "are"
-        raise ValueError(f"{name}={value!r}: {values} {verb} accepted: {reason}")
+    if not any(type(value) in (type(accepted), float) and value == accepted for accepted in neutral.values):
+        values = " and ".join(map(repr, neutral.values))
+        verb = "is" if len(neutral.values) == 1 else "are"
+        raise ValueError(f"{name}={value!r}: {values} {verb} accepted: {neutral.reason}")

@@ -8,6 +8,7 @@ in it.
 import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +55,26 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[ReplayedStep]
     if devices.draft is not None and devices.draft_config is not None:
         max_positions = min(max_positions, devices.draft_config.max_positions)
         runners["draft"] = devices.draft, _bounds(devices, devices.draft, max_positions, None)
-
-    def write_adapter(slot: int, folder: str) -> None:
-        """Read the adapter in `folder` and write its weights to this slot. Raises ValueError."""
-        slots = devices.slots
-        if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
-            raise ValueError(f"adapter={slot!r}: there is no such slot")
-        if not isinstance(folder, str):
-            raise ValueError(f"folder={folder!r}: a path is expected")
-        try:
-            slots.write(slot, read_adapter(folder, devices.config, slots.max_lora_rank, slots.dtype))
-        except (CheckpointError, OSError) as error:
-            raise ValueError(str(error)) from None
-
     # 3. The steps, line by line.
+    write_adapter = partial(_write_adapter, devices)
     with open(path, encoding="utf-8", errors="replace") as file:
         file.readline(MAX_ABOUT)  # skip the first line, which `args_of` has read
         yield from run_again(file, runners, write_adapter)
+
+
+def _write_adapter(devices: Devices, slot: int, folder: str) -> None:
+    """Read the adapter in `folder` and write its weights to this slot. Raises ValueError for a slot that is
+    not there, and for a folder that cannot be read.
+    """
+    slots = devices.slots
+    if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
+        raise ValueError(f"adapter={slot!r}: there is no such slot")
+    if not isinstance(folder, str):
+        raise ValueError(f"folder={folder!r}: a path is expected")
+    try:
+        slots.write(slot, read_adapter(folder, devices.config, slots.max_lora_rank, slots.dtype))
+    except (CheckpointError, OSError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _load(args: EngineArgs) -> Devices:
@@ -80,7 +84,10 @@ def _load(args: EngineArgs) -> Devices:
     try:
         return load_devices(args)
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        raise ValueError(f"line 1: {str(error).splitlines()[0]}") from None
+        first_line, *_ = str(error).splitlines() or [
+            type(error).__name__
+        ]  # a MemoryError may have no message
+        raise ValueError(f"line 1: {first_line}") from None
 
 
 def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_tokens: int | None) -> Bounds:
@@ -90,17 +97,20 @@ def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_token
     """
     memory = devices.memory
     if isinstance(memory, SlotMemory):
-        blocks = memory.num_slots, memory.slot_tokens, 0
+        num_blocks, block_size, num_swap_blocks = memory.num_slots, memory.slot_tokens, 0
     else:
-        blocks = memory.num_blocks, memory.block_size, memory.num_swap_blocks
+        num_blocks, block_size = memory.num_blocks, memory.block_size
+        num_swap_blocks = memory.num_swap_blocks
     return Bounds(
-        devices.config.vocab_size,
-        max_positions,
-        *blocks,
-        devices.slots.max_loras if devices.slots else 0,
-        devices.sizes.max_num_seqs,
-        num_tokens,
-        runner.last_tokens is not None,
+        vocab_size=devices.config.vocab_size,
+        positions=max_positions,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_swap_blocks=num_swap_blocks,
+        num_adapters=devices.slots.max_loras if devices.slots else 0,
+        num_seqs=devices.sizes.max_num_seqs,
+        num_tokens=num_tokens,
+        has_last_tokens=runner.last_tokens is not None,
     )
 
 

@@ -15,7 +15,7 @@ from engine.telemetry.trace_file import TraceFile
 from engine.wiring.engine_args import EngineArgs
 
 if TYPE_CHECKING:  # needs the extra `otel`
-    from engine.telemetry.spans import Spans
+    from engine.telemetry.spans import RequestSpans
 
 
 class Watchers:
@@ -59,7 +59,7 @@ class Watchers:
             self._spans = None
 
 
-def _spans(endpoint: str) -> "Spans":
+def _spans(endpoint: str) -> "RequestSpans":
     """Spans that go to `endpoint`. Raises ValueError if that is none, or if the extra is not installed."""
     try:
         from engine.telemetry.spans import open_spans

@@ -47,6 +47,17 @@ def test_a_path_without_a_folder_is_named_and_not_looked_up_on_the_hub(name):
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(name, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=f"model '{name}': an embedded model's name, a folder or a hub id"
+    ):
+        resolve(name)
+    assert resolve(".") == Path(".")
+
+
 def test_the_home_of_nobody_is_no_folder():
     with pytest.raises(CheckpointError, match="no model folder at ~nobody-of-this-name/model"):
         resolve("~nobody-of-this-name/model")

@@ -90,3 +90,18 @@ def test_readers_do_not_disturb_one_another():
 
 def test_it_is_json():
     assert json.loads(json.dumps(read(History(START), 12.3)))["second"] == list(range(-1, 12))
+
+
+class BesideAnotherReader(dict):
+    """A cache of percentiles from which another reader, who reads a later second, removes all at once."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().clear()
+
+
+def test_a_reader_beside_another_one_computes_what_the_other_has_removed():
+    history = History(START)
+    history.sample("ttft", START + 0.5, 2.0)
+    history._percentile_cache = BesideAnotherReader()
+    assert read(history, 2.0)["ttft"]["p50"] == [None, 2.0, 2.0]

@@ -3,7 +3,8 @@
 import pytest
 
 from engine.decoding.outputs import RequestStats
-from engine.telemetry.metrics import RequestProgress, Times, times_of
+from engine.telemetry.metrics import times_of
+from engine.telemetry.request_times import RequestProgress, Times
 from tests.part06.steps import make_request
 
 STATS = RequestStats(arrival=10.0, token_times=[13.0, 14.0, 16.5])

@@ -10,7 +10,8 @@ import pytest
 
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry.trace import DEVICE, SCHEDULE, Trace, open_trace
+from engine.telemetry.trace import Trace, open_trace
+from engine.telemetry.trace_events import DEVICE, SCHEDULE
 from engine.telemetry.trace_file import TraceFile
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end
 from tests.part11.traces import counted, lives, names, num_output_tokens, read_cut_off, read_strictly, steps

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from engine.client.trace_view import trace_view
-from engine.telemetry.trace import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
+from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
 from engine.telemetry.trace_report import figures, read_trace
 
 
@@ -96,6 +96,20 @@ def test_steps_that_overlap_have_no_moment_twice(tmp_path):
     assert found["fill"] is None, "no budget, no share of it"
 
 
+def test_a_step_that_lies_within_another_is_not_counted_twice(tmp_path):
+    """As a stranger's file may have it. The third begins after both, in the first's time."""
+    events = [
+        *step(1, (0, 100, 9000, 10_000), 1, 1),
+        *step(2, (1000, 1100, 1500, 2000), 1, 1),
+        *step(3, (3000, 3100, 10_500, 11_000), 1, 1),
+    ]
+    found = figures(read_trace(write(tmp_path / "trace.json", events)))["step"]
+    assert (found["p50"], found["p95"]) == (1.0, 10.0), (
+        "10 ms, nothing, and what the third has beyond the first"
+    )
+    assert found["share_land"] == pytest.approx((1.0 + 0.5 + 0.5) / 11.0)
+
+
 def test_a_trace_that_was_cut_off_anywhere_is_read(whole, tmp_path):
     text = whole.read_text()
     begins = text.index("\n", text.index('"ts"')) + 1  # behind the first event with a time
@@ -129,12 +143,13 @@ def test_what_was_under_way_at_the_end_is_unfinished(tmp_path):
         ("[\n" + "[" * 50_000 + "\n]\n", "line 2 is no JSON"),
         ('[\n{"ph":"X"}\n]\n', "line 2 is no event"),
         ('[\n{"ph":"M"},\n{"ph":"E","tid":1,"ts":1,"args":{"reason":"x"}}\n]\n', "line 3 is no event"),
-        ('[\n{"ph":"B","tid":[],"ts":1}\n]\n', "whole number"),
+        ('[\n{"ph":"B","tid":[],"ts":1}\n]\n', "line 2: '\\[\\]' where a whole number"),
         ('[\n{"ph":"B","tid":1,"ts":-1}\n]\n', "'-1' where a whole number"),
         ('[\n{"ph":"B","tid":1,"ts":1e999}\n]\n', "'inf' where a whole number"),
         ('[\n{"ph":"B","tid":1,"ts":NaN}\n]\n', "'nan' where a whole number"),
         ('[\n{"ph":"B","tid":1,"ts":true}\n]\n', "'True' where a whole number"),
         ('[\n{"ph":"B","tid":1,"ts":1,"args":7}\n{"ph":1}\n', "line 3 is no event"),
+        ('[\n{"ph":"M"},\n{"ph":"B","tid":1,"ts":1.5}\n]\n', "line 3: '1.5' where a whole number"),
         ("[\n" + " " * 100_000 + "{\n", "no event with a time"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from engine.telemetry.trace import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
+from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
 
 KINDS = {"M", "B", "E", "X", "C", "i"}
 

@@ -87,6 +87,8 @@ def options(app) -> dict:
 
 
 def test_what_a_replica_takes(parts, machines):
+    from engine.cli import cluster_run
+
     app = parts.application(EngineArgs(), ServeFlags(), ClusterFlags())
     assert (options(app)["num_cpus"], options(app)["num_gpus"]) == (1, 1)
     app = parts.application(EngineArgs(device="cpu"), ServeFlags(), ClusterFlags())
@@ -95,7 +97,7 @@ def test_what_a_replica_takes(parts, machines):
     app = parts.application(EngineArgs(), ServeFlags(), ClusterFlags(replicas=8))
     assert (options(app)["num_cpus"], options(app)["num_gpus"]) == (1, 0)
     with pytest.raises(ValueError, match=r"9 replicas with 1 CPU each: this machine has 8; try --num-cpus"):
-        parts._refuse_too_many(
+        cluster_run._refuse_too_many(
             parts.application(EngineArgs(), ServeFlags(), ClusterFlags(replicas=9)), ClusterFlags(replicas=9)
         )
 

@@ -113,3 +113,13 @@ def test_leaving_does_not_wait_for_ever(alone, monkeypatch):
     while dist.is_initialized() and time.monotonic() < end:
         time.sleep(0.01)
     assert not dist.is_initialized()
+
+
+def test_who_has_left_already_ends_no_other_group(alone, tmp_path):
+    alone.close()
+    later = Group(0, 1, str(tmp_path / "later"), CPU, "gloo")
+    try:
+        alone.close()
+        assert later.all_reduce_sum(torch.ones(1)).item() == 1
+    finally:
+        later.close()

@@ -97,11 +97,11 @@ def test_an_engine_that_cannot_be_made_leaves_no_rank(monkeypatch):
 
 def test_the_doctor_says_which_numbers_of_ranks_a_model_may_have(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    (message,) = [message for name, ok, message in findings() if name == "several devices"]
+    (message,) = [finding.message for finding in findings() if finding.name == "several devices"]
     assert "storyteller on 1, 2, 4;" in message, "4 heads"
     assert message.endswith("; here on the CPU, a process for each")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert any(message.endswith("; 4 GPUs here") for _, _, message in findings())
+    assert any(finding.message.endswith("; 4 GPUs here") for finding in findings())
 
 
 def test_ranks_on_one_machine_divide_its_memory_among_them(monkeypatch):

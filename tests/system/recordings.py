@@ -1,6 +1,8 @@
 """The lines of a recording, read and written, and the command's refusal of a wrong one."""
 
+import io
 import json
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,12 @@ def batches(lines: list[dict]) -> list[dict]:
 
 
 def refused(file: Path) -> str:
-    """What the command says, in one line."""
-    with pytest.raises(SystemExit) as exited:
+    """What the command says, in one line, as it ends with the status for a file that cannot be run."""
+    stderr = io.StringIO()
+    with pytest.raises(SystemExit) as exited, redirect_stderr(stderr):
         command(file)
-    said = exited.value.code
-    assert isinstance(said, str)
+    assert exited.value.code == 2
+    said = stderr.getvalue().removesuffix("\n")
     assert said.startswith("ruvon replay: ")
     assert said.isprintable()
     return said

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from engine import EngineArgs
+from engine.cli.serve_flags import ServeFlags
 from engine.cli.serving import Service
 from engine.lora.adapter import Adapter
 from engine.server.deadline import HEADER
@@ -84,7 +85,7 @@ def server(request, tmp_path) -> Iterator[Server]:
     args = EngineArgs(
         model="storyteller", enable_lora=True, max_loras=request.param, kv_cache_memory_bytes=100_000_000
     )
-    service = Service(args, lora_dir=tmp_path)
+    service = Service(args, ServeFlags(lora_dir=tmp_path))
     with serve(service.app([], None, False, None)) as url, http(url) as client:
         yield Server(service, client, tmp_path, before)
 

@@ -13,6 +13,7 @@ import pytest
 
 from engine import LLM
 from engine.cli import bench, bench_report, bench_serve, bench_workload
+from engine.cli.bench_options import latency_limits, request_url
 from engine.load.client import RequestRecord
 from engine.load.report import Limits, figures
 from engine.server.app import create_app
@@ -145,7 +146,7 @@ def test_known_times_in_known_numbers_out():
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: broken off: 1" in shown
     assert f"{'Output token throughput (tok/s):':<40} {2.0:<10.2f}" in shown
-    assert bench_serve._limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
+    assert latency_limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
 
 
 def test_arrivals_and_lengths_are_drawn_from_the_seed():
@@ -233,8 +234,8 @@ def test_the_result_has_vllms_keys_and_lines(capsys, tmp_path):
 
 def test_an_endpoint_is_of_the_server_and_not_of_its_v1():
     for base in ("http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"):
-        assert bench_serve._url(base, "/v1/completions") == "http://x:1/v1/completions"
-    assert bench_serve._url("http://x:1/v1", None) is None
+        assert request_url(base, "/v1/completions") == "http://x:1/v1/completions"
+    assert request_url("http://x:1/v1", None) is None
 
 
 @pytest.mark.parametrize("flag", bench_serve.NEUTRAL_FLAGS)

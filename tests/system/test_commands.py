@@ -13,7 +13,8 @@ import engine.demo.story
 import engine.models.checkpoint
 import engine.models.known_shapes
 from engine import LLM, EngineArgs
-from engine.cli.doctor import EXTRAS, Finding, findings
+from engine.cli.doctor import EXTRAS, findings
+from engine.cli.extensions import Finding
 from engine.cli.main import app
 from engine.cli.models import cached_models
 from engine.models.checkpoint import ZOO, embedded_models

@@ -15,8 +15,8 @@ import typer
 from engine import EngineArgs
 from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
+from engine.cli.engine_flags import takes_engine_args
 from engine.cli.main import app
-from engine.cli.options import takes_engine_args
 from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
@@ -122,6 +122,11 @@ def test_a_device_is_a_name_or_what_torch_calls_by_it(device):
         ({"max_num_seqs": True}, "max_num_seqs=True: at least 1"),
         ({"enforce_eager": "no"}, "enforce_eager='no': accepted are True, False"),
         ({"enable_prefix_caching": "no"}, "accepted are True, False, None"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size=True: at least 1"),
+        ({"swap_space": "1"}, "swap_space='1': a number"),
+        ({"model": ""}, "model='': a name or a folder"),
+        ({"tokenizer": " "}, "tokenizer=' ': a name or a folder"),
+        ({"generation_config": ""}, "generation_config='': a name or a folder"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(options, words):
@@ -191,6 +196,13 @@ def test_a_parser_of_pythons_own_gives_the_same_options():
         parsed("--trust-remote-code")
     with pytest.raises(ValueError, match="pipeline_parallel_size=2: 1 is accepted"):
         parsed("--pipeline-parallel-size", "2")
+
+
+def test_a_parser_takes_a_switch_whose_neutral_values_are_not_all_bools():
+    """`--enable-chunked-prefill` is vLLM's form; the option may also be None."""
+    assert parsed("--enable-chunked-prefill") == EngineArgs()
+    with pytest.raises(ValueError, match="enable_chunked_prefill=False: None and True are accepted"):
+        parsed("--no-enable-chunked-prefill")
 
 
 def test_a_parser_shows_the_engines_options_and_not_those_that_only_vllm_has(capsys):

@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from engine import LLM, EngineArgs, SamplingParams
+from engine.cli.engine_flags import takes_engine_args
 from engine.cli.main import add_commands_of_extensions
-from engine.cli.options import takes_engine_args
 from engine.wiring.devices import load_one_device
 from engine.wiring.extensions import EXTENSIONS, is_here, optional_module
 

@@ -116,3 +116,12 @@ def test_an_adapter_that_is_not_there_is_named_with_its_line(tmp_path):
         said = refused(write(tmp_path / "file", [first, {"adapter": slot, "folder": folder}]))
         assert "line 2: " in said
         assert says in said
+
+
+@pytest.mark.parametrize(("error", "says"), [(MemoryError(), "MemoryError"), (RuntimeError("a\nb"), "a")])
+def test_options_that_this_machine_cannot_meet_are_the_first_lines_fault(error, says, tmp_path, monkeypatch):
+    def load(args):
+        raise error
+
+    monkeypatch.setattr(wiring, "load_devices", load)
+    assert refused(write(tmp_path / "file", [about()])).endswith(f"line 1: {says}")

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import EngineArgs
+from engine.cli.serve_flags import ServeFlags
 from engine.cli.serving import Service
 from engine.server.http_metrics import CountRequests, HttpMetrics
 from engine.telemetry.info import AdapterInfo
@@ -152,7 +153,8 @@ def test_adapters_of_running_and_waiting_requests_are_named():
 
 def test_a_server_with_adapters_says_which_run():
     modules = [f"poetry={ADAPTERS / 'poetry'}"]
-    service = Service(EngineArgs(model="storyteller", enable_lora=True, max_loras=2), lora_modules=modules)
+    args = EngineArgs(model="storyteller", enable_lora=True, max_loras=2)
+    service = Service(args, ServeFlags(lora_modules=modules))
     with serve(service.app([], None, False, None)) as url, httpx.Client(base_url=url, timeout=60) as client:
         ask = ASK | {"model": "poetry", "max_tokens": 400, "ignore_eos": True, "stream": True}
         name, idle = "vllm:lora_requests_info", {"running_lora_adapters": "", "waiting_lora_adapters": ""}

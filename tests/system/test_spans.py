@@ -22,7 +22,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import ModelRunner
 from engine.requests.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
-from engine.telemetry.spans import Spans, open_spans
+from engine.telemetry.spans import RequestSpans, open_spans
 from engine.wiring import watchers
 from engine.wiring.compose import build_engine
 from tests.part04.serving import serve
@@ -46,7 +46,7 @@ ASK = {"model": "storyteller-draft", "prompt": "Once upon a time", "max_tokens":
 def exported(monkeypatch) -> InMemorySpanExporter:
     """Where the spans of engines go that are made with an endpoint."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(watchers, "_spans", lambda endpoint: Spans(SimpleSpanProcessor(exporter)))
+    monkeypatch.setattr(watchers, "_spans", lambda endpoint: RequestSpans(SimpleSpanProcessor(exporter)))
     return exporter
 
 
@@ -175,7 +175,7 @@ def test_a_failed_request_has_the_status_of_an_error():
     cache, exported = BlockCache(64, 16), InMemorySpanExporter()
     forward = FakeForward(cache)
     forward.fail_at[2] = RuntimeError("the cable came loose")
-    spans = Listeners([Spans(SimpleSpanProcessor(exported))])
+    spans = Listeners([RequestSpans(SimpleSpanProcessor(exported))])
     engine = LLMEngine(TOKENIZER, CONFIG, FIFOScheduler(cache), ModelRunner([forward]), spans)
     engine.add_request("a", "one", SamplingParams(max_tokens=5, ignore_eos=True))
     run_to_end(engine)
@@ -256,6 +256,6 @@ def test_the_programs_own_tracer_is_left_alone(exported):
 def test_a_service_has_the_name_that_the_environment_gives(monkeypatch, variable, value, name):
     monkeypatch.setenv(variable, value)
     exporter = InMemorySpanExporter()
-    spans = Spans(SimpleSpanProcessor(exporter))
+    spans = RequestSpans(SimpleSpanProcessor(exporter))
     spans._tracer.start_span("any").end()
     assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == name

@@ -16,7 +16,7 @@ import pytest
 from engine import LLM, EngineArgs, SamplingParams
 from engine.core.engine_thread import EngineThread
 from engine.speculation.measuring import ALWAYS_DRAFT
-from engine.telemetry.trace import DEVICE
+from engine.telemetry.trace_events import DEVICE
 from engine.wiring.compose import build_engine
 from engine.wiring.devices import load_devices
 from engine.wiring.replay import about

@@ -32,7 +32,7 @@ def flags_of(monkeypatch, *arguments: str) -> tuple[EngineArgs, ServeFlags]:
         got.append((args, flags))
         raise ValueError("enough")
 
-    monkeypatch.setattr(Service, "of", service)
+    monkeypatch.setattr(engine.cli.serving, "Service", service)
     assert refusal("serve", "--port", "0", *arguments) == "ruvon serve: enough"
     return got[0]
 
@@ -132,9 +132,11 @@ def test_all_names_answer_and_metrics_have_the_first():
     args = EngineArgs(model="storyteller-draft", enable_lora=True)
     modules = [f"poetry={ADAPTERS / 'poetry'}"]
     with pytest.raises(ValueError, match="lora_name='two': that is the base model"):
-        Service(args, ["one", "two"], lora_modules=[f"two={ADAPTERS / 'poetry'}"])
+        Service(
+            args, ServeFlags(served_model_name=["one", "two"], lora_modules=[f"two={ADAPTERS / 'poetry'}"])
+        )
     args = EngineArgs(model="storyteller", enable_lora=True)
-    service = Service(args, ["one", "two", "one"], lora_modules=modules)
+    service = Service(args, ServeFlags(served_model_name=["one", "two", "one"], lora_modules=modules))
     with serve(service.app([], None, False, None)) as url, httpx.Client(base_url=url) as client:
         cards = client.get("/v1/models").json()["data"]
         assert [card["id"] for card in cards] == ["one", "two", "poetry"]
@@ -164,7 +166,7 @@ def test_a_chat_template_may_be_given_as_a_file_or_as_text(kind, tmp_path):
     given = str(tmp_path / "own.jinja") if kind == "file" else TEMPLATE
     args = EngineArgs(model=folder)
     assert Service(args).template is None
-    service = Service.of(args, ServeFlags(chat_template=given))
+    service = Service(args, ServeFlags(chat_template=given))
     assert service.template.render([{"role": "user", "content": "Hi"}]) == "Hi<|endoftext|>"
     with serve(service.app([], None, False, None)) as url:
         ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

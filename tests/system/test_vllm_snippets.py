@@ -413,7 +413,7 @@ def test_the_table_of_the_examples_is_these_snippets():
 
 
 def test_an_absent_method_is_no_attribute_and_says_why_once():
-    absent = [name for name in engine.wiring.llm.ABSENT if hasattr(LLM, name)]
+    absent = [name for name in engine.wiring.llm_absent.ABSENT if hasattr(LLM, name)]
     assert not absent, "a method that is there is in the list of absent ones"
 
 

@@ -1,0 +1,70 @@
+"""Reads the values of `ruvon bench serve`'s flags, and refuses them by name. Part 20's wiring."""
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any
+
+from engine.load.report import Limits
+
+LIMIT_FIELDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
+
+
+def request_url(base_url: str, endpoint: str | None) -> str | None:
+    """Where requests are sent: the path `endpoint` on the server. None if `endpoint` is None: requests are
+    then sent to the usual path of the API. Raises ValueError if `endpoint` is not a path.
+    """
+    if endpoint is None:
+        return None
+    if not endpoint.startswith("/"):
+        raise ValueError(f"--endpoint {endpoint}: a path such as /v1/completions is accepted")
+    return base_url.rstrip("/").removesuffix("/v1") + endpoint
+
+
+def json_object(flag: str, text: str | None) -> dict[str, Any]:
+    """The JSON object in the value of a flag; {} for None. Raises ValueError if the text is anything else."""
+    if text is None:
+        return {}
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{flag} {text}: a JSON object is accepted")
+    return fields
+
+
+def check_choice(flag: str, value: str, accepted: Collection[str]) -> None:
+    """Raise ValueError if `value` is none of the accepted ones."""
+    if value not in accepted:
+        raise ValueError(f"{flag} {value}: accepted are {', '.join(accepted)}")
+
+
+def percentile_of(number: str) -> float:
+    """The value of `number`. Raises ValueError if it is not a number from 0 to 100."""
+    value = float(number) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", number) else -1.0
+    if not 0 <= value <= 100:
+        raise ValueError(f"--metric-percentiles {number}: numbers from 0 to 100 are accepted")
+    return value
+
+
+def latency_limits(goodput: list[str] | None) -> Limits | None:
+    """The limits of --goodput, each written as in vLLM: `ttft:500` is 500 milliseconds. None without limits.
+    Raises ValueError if a name is unknown or comes twice, or if a value is not a number above 0.
+    """
+    if not goodput:
+        return None
+    seconds: dict[str, float] = {}
+    for limit in goodput:
+        name, _, milliseconds = limit.partition(":")
+        field = LIMIT_FIELDS.get(name)
+        try:
+            value = float(milliseconds) / 1e3
+        except ValueError:
+            value = 0.0  # no number: refused below
+        if field is None or field in seconds or not value > 0:
+            raise ValueError(
+                f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
+            )
+        seconds[field] = value
+    return Limits(**seconds)

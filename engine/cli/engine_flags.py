@@ -1,0 +1,154 @@
+"""Makes a flag from each field of `EngineArgs`, with the field's type, default and help. Part 20's wiring."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from engine.cli.options import refusals, set_parameters, takes_neutral_flags, whole_number, with_dashes
+from engine.wiring.engine_args import EngineArgs, choices
+from engine.wiring.extensions import is_here
+from engine.wiring.neutral_options import NEUTRAL
+
+# Typer reads these types. The flag of a field of any other type is read as text.
+TYPER_TYPES = (bool, int, float, list[str])
+SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative_config": "-sc"}  # vLLM's
+MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
+ONE_MODEL = "one MODEL is accepted; a text with blanks needs quotation marks"
+
+
+def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorate `command(args: EngineArgs, …)`. In place of `args`, the new command has a flag for each field
+    of EngineArgs, and an argument MODEL, which means the same as the flag --model. vLLM's flags that are no
+    fields are accepted with a value that asks for nothing (`NEUTRAL`).
+
+    `name` is the command's name in error messages, by default the function's. `defaults` replace defaults of
+    fields. The command ends with exit status 1 if EngineArgs refuses the flags' values.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
+        signature = inspect.signature(command)
+        others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
+        # Arguments, which have no default, come first, because the help keeps this order.
+        arguments = [parameter for parameter in others if parameter.default is parameter.empty]
+        options = [parameter for parameter in others if parameter.default is not parameter.empty]
+
+        @wraps(command)
+        def from_flags(**flag_values: Any) -> None:
+            model = flag_values.pop(MODEL_ARGUMENT, None)
+            with refusals(name or command.__name__):
+                values = {spec.name: _value(spec, flag_values.pop(spec.name)) for spec in fields(EngineArgs)}
+                values["model"] = _model(values["model"], model)
+                args = EngineArgs(**values)
+            command(args=args, **flag_values)
+
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (_model_argument(bool(arguments)), *arguments, *flags, *options)
+        ]
+        set_parameters(from_flags, signature, parameters)
+        return takes_neutral_flags(name or command.__name__, NEUTRAL)(from_flags)
+
+    return decorate
+
+
+def _model_argument(is_first: bool) -> inspect.Parameter:
+    """The parameter from which typer makes the argument MODEL. `is_first`: another argument follows.
+
+    Typer gives the last argument of `ruvon generate [MODEL] PROMPT` to PROMPT only if MODEL takes any number
+    of values; `_model` refuses more than one.
+    """
+    setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    value_type: Any = list[str] if is_first else str
+    annotation = Annotated[value_type | None, setting]
+    return inspect.Parameter(
+        MODEL_ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
+    """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
+    ValueError for two models.
+    """
+    models = [argument] if isinstance(argument, str) else list(argument or ())
+    if len(models) > 1:
+        raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
+    if models and flag_value not in (None, *models):
+        raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
+    if models:
+        return models[0]
+    return EngineArgs.model if flag_value is None else flag_value
+
+
+def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """The parameter from which typer makes the flag of this field. `defaults` replace defaults of fields."""
+    default = defaults.get(spec.name, spec.default)
+    value_type = _flag_type(spec.type)
+    flag = "--" + with_dashes(spec.name)
+    names = []  # none: typer makes --flag, and for a bool --no-flag as well
+    if value_type is bool and spec.default is False:
+        names = [flag]  # a flag that is off by default needs no --no-flag; one with the default None does
+    if spec.name in SHORT_NAMES:
+        names = [flag, SHORT_NAMES[spec.name]]
+    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
+    help, example = spec.metadata["help"], spec.metadata["example"]
+    settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
+    extension = spec.metadata["extension"]
+    settings["hidden"] = extension is not None and not is_here(extension)  # EngineArgs would refuse the flag
+    if value_type is str and literals:
+        settings["help"] = f"{'|'.join(literals)}: {help}"
+    elif example:
+        settings["help"] += f" For example: {example}"
+    if spec.name == "model":
+        # With the default None, `_model` sees whether --model was given beside MODEL.
+        settings["show_default"], default = str(default), None
+    if value_type is int:
+        settings |= {"parser": whole_number, "metavar": "INTEGER"}
+    completions = [*literals, *spec.metadata["completions"]]
+    if value_type is str and completions:
+        settings["autocompletion"] = _completion(completions)
+    option = typer.Option(*names, **settings)
+    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _completion(values: list[str]) -> Callable[[str], list[str]]:
+    """A function that returns the values with a given beginning, for a shell's completion."""
+
+    def complete(incomplete: str) -> list[str]:  # typer requires this parameter's name
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def _flag_type(declared: Any) -> type:
+    """The type that typer reads from the command line for a field with the declared type."""
+    is_union = get_origin(declared) in (Union, UnionType)
+    members = get_args(declared) if is_union else (declared,)
+    first, *_ = [member for member in members if member is not NoneType]
+    return first if first in TYPER_TYPES else str
+
+
+def _value(spec: Field, flag_value: Any) -> Any:
+    """The field's value from the flag's value. The flag of a field that is a mapping takes JSON. Raises
+    ValueError if that flag's value is not JSON.
+    """
+    if flag_value is None or not _is_mapping(spec.type):
+        return flag_value
+    try:
+        return json.loads(flag_value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--{with_dashes(spec.name)}: not JSON: {error}") from None
+
+
+def _is_mapping(declared: Any) -> bool:
+    """Whether the declared type is a Mapping, or a union with one."""
+    return any(get_origin(member) is Mapping for member in (declared, *get_args(declared)))

@@ -1,0 +1,46 @@
+"""Events of Chrome's trace format, each as one line of JSON. Part 11.
+
+An event has a kind (`ph`), a process (`pid`), a track (`tid`) and a time (`ts`, in microseconds). Promises
+lines without a line feed. Knows nothing of requests and steps: trace.py says what happens when. Slices and
+counters, of which a step has many, take their values as JSON text, which their caller has formatted.
+"""
+
+import json
+from collections.abc import Mapping
+
+ENGINE, REQUESTS = 1, 2  # process ids
+SCHEDULE, DEVICE, LAND = 1, 2, 3  # thread ids of the process ENGINE
+
+
+def metadata(pid: int, tid: int, name: str, values: Mapping[str, object]) -> str:
+    """Names or sorts a process or a track; `name` says which: "process_name", "thread_name" and others."""
+    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": values})
+
+
+def instant(name: str, when: int, values: Mapping[str, object]) -> str:
+    """An event without duration, for the whole trace."""
+    place = {"pid": ENGINE, "tid": SCHEDULE, "ts": when}
+    return json.dumps({"ph": "i", "s": "g", **place, "name": name, "args": values})
+
+
+def begin_slice(pid: int, tid: int, when: int, name: str, values: Mapping[str, object]) -> str:
+    """The beginning of an outer slice, which `end_slice` ends."""
+    place = f'"pid":{pid},"tid":{tid},"ts":{when}'
+    return f'{{"ph":"B",{place},"name":{json.dumps(name)},"args":{json.dumps(values)}}}'
+
+
+def end_slice(pid: int, tid: int, when: int, values: Mapping[str, object]) -> str:
+    """The end of the outer slice that is open on this track."""
+    return f'{{"ph":"E","pid":{pid},"tid":{tid},"ts":{when},"args":{json.dumps(values)}}}'
+
+
+def slice_event(pid: int, tid: int, start: int, end: int, name: str, values: str = "") -> str:
+    """A slice with its duration. `values` are its arguments as JSON, without the braces."""
+    place = f'"pid":{pid},"tid":{tid},"ts":{start},"dur":{end - start}'
+    arguments = f',"args":{{{values}}}' if values else ""
+    return f'{{"ph":"X",{place},"name":"{name}"{arguments}}}'
+
+
+def counter(name: str, when: int, values: str) -> str:
+    """The values of one of the engine's counters from `when` on, as JSON without the braces."""
+    return f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}'

@@ -1,0 +1,71 @@
+"""Makes the runner of a model: by which ways its steps are computed. Part 20's wiring.
+
+A step runs in the first way that fits: as a CUDA graph if it has few rows, otherwise kernel by kernel.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.cache.memory import PageMemory
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner, Way
+from engine.models.language_model import LanguageModel
+from engine.wiring.compose_cache import Memory, Sizes
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.extensions import wiring_of
+
+
+def make_runner(
+    args: EngineArgs,
+    model: LanguageModel,
+    memory: Memory,
+    sizes: Sizes,
+    max_new_tokens: int,
+    in_flight: int,
+    sum_parts: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    has_head: bool = True,
+) -> ModelRunner:
+    """A runner for one model.
+
+    `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
+    `in_flight` is the number of steps that may be submitted before the first one's result is read.
+    `sum_parts` sums over the ranks, in place, if several devices share the model (Extension A); None if the
+    model is whole. All ranks record the same graphs, in the same order. `has_head`: whether the model has its
+    output layer, which only the rank that chooses tokens keeps.
+    """
+    if model.config.attention_extras:
+        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
+    device = next(model.parameters()).device
+    last_tokens = LastTokens(sizes.max_num_seqs, device)
+    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
+        if in_flight == 1:  # the host knows every token of a step before it submits the step
+            return ModelRunner([EagerWay(model, memory)], memory)
+        eager = EagerWay(model, memory, upload=last_tokens.upload)
+        return ModelRunner([eager], memory, last_tokens=last_tokens)
+    from engine.execution.graphs import DecodeGraphs, GraphWay  # imported here because triton is optional
+    from engine.execution.steps import steps, verifying_steps
+    from engine.execution.verifying import num_rows
+    from engine.kernels.llama_prompts import prompt_forward
+    from engine.kernels.verify_attend import MOST_NEW
+
+    V, max_seqs = model.config.vocab_size if has_head else 0, sizes.max_num_seqs
+    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
+
+    def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
+        step = make_steps(model, memory, max_rows, sum_parts)
+        return DecodeGraphs(
+            step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
+        )
+
+    ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
+    if max_new_tokens > 1:
+        max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
+        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new_tokens=MOST_NEW))
+    ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
+    return ModelRunner(ways, memory, last_tokens=last_tokens)
+
+
+def runs_graphs(args: EngineArgs) -> bool:
+    """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
+    return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager
