@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from engine.cache.single import CachedForward
-from engine.cache.slots import SlotCache, SlotMemory
+from engine.cache.single_sequence import SingleSequenceCache, SingleSequenceMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
@@ -138,7 +138,7 @@ def main() -> None:
     config = model.config
 
     def make_engine(*listeners: Listener) -> LLMEngine:
-        memory = SlotMemory(config, num_slots=1)
+        memory = SingleSequenceMemory(config)
         runner = ModelRunner([EagerWay(model, memory)], memory)
         return LLMEngine(tokenizer, config, FIFOScheduler(memory.plan()), runner, Listeners(listeners))
 
@@ -174,7 +174,7 @@ def main() -> None:
     no_model = ReadyMade(torch.zeros(1, config.vocab_size))
 
     def make_idle(listener: Listener) -> LLMEngine:
-        scheduler, runner = FIFOScheduler(SlotCache(1, config.max_positions)), ModelRunner([no_model])
+        scheduler, runner = FIFOScheduler(SingleSequenceCache(config.max_positions)), ModelRunner([no_model])
         return LLMEngine(tokenizer, config, scheduler, runner, Listeners([listener]))
 
     bare = Records()

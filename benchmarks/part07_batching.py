@@ -5,9 +5,9 @@
 Whole generation on `storyteller`, greedy, end of sequence ignored; series and batch differ in the scheduler
 alone, and each has its weights packed for its own number of rows. Beside it:
 
-- a decode step against the number of sequences in it, split into linear layers, attention and the rest, for
-  three models: `storyteller`; one of its depth that is next to empty, so that only the calls are left; and
-  random weights in the shape of GPT-2 124M. Beside the linear layers: how long a bare read of their bytes is;
+- a decode step against the number of sequences in it, for `storyteller` and for random weights in the shape
+  of GPT-2 124M; what of it is linear layers, attention and the rest, timed inside one and the same step; how
+  long a bare read of the weights' bytes is. `python -m benchmarks.part07_line` then fits a line to the steps;
 - prompts read one by one, padded and packed, and the linear layers' time per row against the number of rows;
 - what padding and static batches waste, which is counted and the same on every machine.
 """
@@ -53,7 +53,6 @@ CROWDS = (1, 2, 5, 8, 16, 32)  # sequences in a decode step
 ROWS = (1, 5, 32, 66, 330)  # of the linear layers: decode steps, a prompt of mean length, five such prompts
 CONTEXT, STEPS = 64, 16  # of each sequence in a decode step: tokens in the cache, then new ones
 SHAPES = {  # layers, hidden size, heads, vocabulary
-    "empty": ("storyteller's depth, next to empty", (6, 16, 4, 4096)),
     "storyteller": ("storyteller", None),
     "gpt2_shape": ("GPT-2 124M's shape", (12, 768, 12, 50257)),
 }
@@ -129,17 +128,23 @@ class TimedSlots(SlotMemory):
 
 
 def decode_step_ms(model: nn.Module, names: list[str], tokenizer: Tokenizer, crowd: int) -> dict[str, float]:
-    """One decode step of `crowd` sequences: the quickest of STEPS, since short ones are easily disturbed."""
+    """One decode step of `crowd` sequences: `step` is the quickest of STEPS without stopwatches. The parts
+    are those of the quickest step with stopwatches: of one pass, so `rest` is what the others leave of it.
+    """
     work = [([7 + i] * CONTEXT, STEPS) for i in range(crowd)]
-    steps = run_engine(model, tokenizer, work, crowd, warm(crowd))[2].steps  # without stopwatches
+    steps = run_engine(model, tokenizer, work, crowd, warm(crowd))[2].steps
     attention: list[float] = []
     with Stopwatch(model, names) as linear:
-        run_engine(model, tokenizer, work, crowd, warm(crowd), partial(TimedSlots, seconds=attention))
-    per_step = in_batches(linear.seconds, len(names))
+        slots = partial(TimedSlots, seconds=attention)
+        watched = run_engine(model, tokenizer, work, crowd, warm(crowd), slots)[2].steps
+    per_step = map(sum, in_batches(linear.seconds, len(names)))
+    whole = [step.end - step.start for step in watched]
+    total, in_linear, in_attention = min(zip(whole, per_step, attention, strict=True))
     return {
         "step": min(step.end - step.start for step in steps) * 1e3,
-        "linear": min(map(sum, per_step)) * 1e3,
-        "attention": min(attention) * 1e3,
+        "linear": in_linear * 1e3,
+        "attention": in_attention * 1e3,
+        "rest": (total - in_linear - in_attention) * 1e3,
     }
 
 
@@ -169,30 +174,24 @@ def split(name: str, repeats: int) -> dict:
     load = partial(load_model, where, load_format="dummy" if shape else "auto")
     names = linear_names(plain := load())
     weights = sum(plain.get_submodule(layer).weight.numel() for layer in names)
-    found: dict[str, list[float]] = {part: [] for part in ("step", "linear", "attention")}
+    found: dict[str, list[float]] = {part: [] for part in ("step", "linear", "attention", "rest")}
     for crowd in CROWDS:
         model = load(transform=lambda model, rows=crowd: pack_linears(through_half(model), rows))
         runs = [decode_step_ms(model, names, tokenizer, crowd) for _ in range(repeats)]
-        for part, values in found.items():
-            values.append(min(run[part] for run in runs))
+        found["step"].append(min(run["step"] for run in runs))
+        quickest = min(runs, key=lambda run: run["linear"] + run["attention"] + run["rest"])
+        for part in ("linear", "attention", "rest"):
+            found[part].append(quickest[part])
     folder.cleanup()
-    rest = [step - linear - attention for step, linear, attention in zip(*found.values(), strict=True)]
-    five = CROWDS.index(WIDTH)
-    # A step of S costs once + S · each: two unknowns, and the steps of 1 and of 5 give two equations.
-    each = {part: (ms[five] - ms[0]) / (WIDTH - 1) for part, ms in (found | {"rest": rest}).items()}
-    once = {part: ms[0] - each[part] for part, ms in (found | {"rest": rest}).items()}
+    step_5 = found["step"][CROWDS.index(WIDTH)]
     return {
         **{f"{part}_ms": values for part, values in found.items()},
-        "rest_ms": rest,
         "weights": weights,
         "megabytes": weights * 2 / 1e6,
         "bare_read_ms": bare_read_ms(weights * 2),
-        "once_ms": once,
-        "each_ms": each,
-        "once_share": {part: ms / once["step"] for part, ms in once.items()},
-        "step_5_ms": found["step"][five],
-        "saved_ms": (WIDTH - 1) * once["step"],  # by one step of five, against five of one
-        "gain_at_5": WIDTH * found["step"][0] / found["step"][five],
+        "step_5_ms": step_5,
+        "saved_ms": WIDTH * found["step"][0] - step_5,  # by one step of five, against five of one
+        "gain_at_5": WIDTH * found["step"][0] / step_5,
         "gain_at_32": CROWDS[-1] * found["step"][0] / found["step"][-1],
     }
 
@@ -304,30 +303,6 @@ def main() -> None:
         "race": {
             "columns": ["five prompts", "steps", "ms per step", "seconds", "tokens/s"],
             "rows": rows,
-        },
-        "split": {
-            "columns": [
-                "model",
-                "weights, MB",
-                "step of 1, ms",
-                "step of 5, ms",
-                "paid once, ms",
-                "of that in linear layers",
-                "in attention",
-                "in the rest",
-            ],
-            "rows": [
-                [
-                    title,
-                    found["megabytes"],
-                    found["step_ms"][0],
-                    found["step_5_ms"],
-                    found["once_ms"]["step"],
-                    *(f"{found['once_share'][part]:.0%}" for part in ("linear", "attention", "rest")),
-                ]
-                for name, (title, _) in SHAPES.items()
-                for found in [figures["split"][name]]
-            ],
         },
         "crowd": {
             "columns": ["sequences in a step", *(f"{title}, ms" for title, _ in SHAPES.values())],

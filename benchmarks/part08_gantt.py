@@ -4,6 +4,7 @@
 
 The clock is the step number. The model is a stand-in that always says token 0, because who runs when does not
 depend on what is said. `play`, the scene and the tight cache also serve Part 8's demo, with the real model.
+Beside the scene, one request speaks, another brings a long prompt, and the budget goes from small to large.
 """
 
 import statistics
@@ -34,6 +35,7 @@ from engine.text.tokenizer import Tokenizer
 MODEL = "storyteller"
 WIDTH, BUDGET = 3, 16  # requests at once, tokens per step
 ROOM = 72  # tokens, in the cache that is too small
+LONG_PROMPT, BUDGETS = 900, (16, 32, 64, 128, 256, 512, 1024)  # tokens
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,14 @@ SCENE = (
 )
 SHORT = tuple(guest for guest in SCENE if guest.name.islower())
 
-SCHEDULERS: dict[str, Callable[[SlotCache], Scheduler]] = {
-    "FIFO": FIFOScheduler,
-    "static batches": lambda cache: StaticScheduler(cache, WIDTH),
-    "continuous": lambda cache: ContinuousScheduler(cache, WIDTH, BUDGET),
-}
+
+def schedulers(width: int = WIDTH, budget: int = BUDGET) -> dict[str, Callable[[SlotCache], Scheduler]]:
+    """The three by name, for `width` requests at once and `budget` tokens in a step."""
+    return {
+        "FIFO": FIFOScheduler,
+        "static batches": lambda cache: StaticScheduler(cache, width),
+        "continuous": lambda cache: ContinuousScheduler(cache, width, budget),
+    }
 
 
 class TightCache(SlotCache):
@@ -160,6 +165,32 @@ def play(
     return played
 
 
+def budget_trade(tokenizer: Tokenizer, config: ModelConfig, executor: Executor) -> list[dict[str, int]]:
+    """For each of BUDGETS: one request speaks, and after ten steps a prompt of LONG_PROMPT tokens comes."""
+    found = []
+    for budget in BUDGETS:
+        played = Played()
+        scheduler = ContinuousScheduler(SlotCache(2, config.max_positions), 2, budget)
+        engine = LLMEngine(tokenizer, config, scheduler, executor, Listeners([played]))
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        engine.add_request("speaks", [1] * 8, params)
+        while len(played.steps) < 10:
+            engine.step()
+        engine.add_request(
+            "long", [1] * LONG_PROMPT, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        )
+        while engine.has_unfinished_requests():
+            engine.step()
+        found.append(
+            {
+                "budget": budget,
+                "longest_step": max(sum(step.values()) for step in played.steps),
+                "first_word": len(played.ran("long")),
+            }
+        )
+    return found
+
+
 def main() -> None:
     tokenizer, config = Tokenizer.from_pretrained(MODEL), ModelConfig.from_pretrained(resolve(MODEL))
 
@@ -167,7 +198,7 @@ def main() -> None:
     columns = ["scheduler", "steps in all", "largest step, tokens", "short ones: first token after, steps",
                "short ones: finished after, steps"]  # fmt: skip
     rows, runs, figures = [], {}, {}
-    for name, make in SCHEDULERS.items():
+    for name, make in schedulers().items():
         played = play(tokenizer, config, make(SlotCache(WIDTH, config.max_positions)), says_nothing)
         first = statistics.fmean(map(played.first, SHORT))
         last = statistics.fmean(map(played.latency, SHORT))
@@ -186,6 +217,7 @@ def main() -> None:
             "lost": sum(tokens for _, tokens in played.preempted),
         }  # fmt: skip
         print(f"room for {ROOM} tokens, {name}: {len(played.steps)} steps, given up: {played.preempted}")
+    figures["budgets"] = budget_trade(tokenizer, config, says_nothing)
     shown = Table(*columns)
     for row in rows:
         shown.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
@@ -195,9 +227,25 @@ def main() -> None:
         record(
             "part08_gantt",
             "Who runs in which step, when two long and three short requests meet three schedulers?",
-            {"max_num_seqs": WIDTH, "max_num_batched_tokens": BUDGET, "room": ROOM, "scene": scene},
+            {
+                "max_num_seqs": WIDTH,
+                "max_num_batched_tokens": BUDGET,
+                "room": ROOM,
+                "scene": scene,
+                "long_prompt": LONG_PROMPT,
+            },
             figures | {"runs": runs},
-            {"race": {"columns": columns, "rows": rows}},
+            {
+                "race": {"columns": columns, "rows": rows},
+                "budgets": {
+                    "columns": [
+                        "tokens in a step, at most",
+                        "longest step, tokens",
+                        "the prompt's first word, steps",
+                    ],
+                    "rows": [list(entry.values()) for entry in figures["budgets"]],
+                },
+            },
         )
     )
 

@@ -45,6 +45,26 @@ def record(
     return path
 
 
+def read_record(name: str) -> dict[str, Any]:
+    """What `record` has written to results/name.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def derive(
+    name: str,
+    source: str,
+    question: str,
+    figures: dict[str, Any],
+    tables: dict[str, dict[str, list]] | None = None,
+) -> Path:
+    """Write results/name.json: what was reckoned from the record `source`, with its machine and date."""
+    content = read_record(source) | {"question": question, "figures": figures, "tables": tables or {}}
+    content["workload"] = content["workload"] | {"reckoned_from": source}
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
 def whole_numbers(question: str, **defaults: int) -> argparse.Namespace:
     """The command line of a benchmark that takes whole numbers: `--name N` for each of `defaults`."""
     parser = argparse.ArgumentParser(description=question)

@@ -2,7 +2,7 @@
 
 The model computes queries, keys and values for T new tokens and calls `attend`. The code that supplies
 `attend` decides which tokens each token sees, and where keys and values are stored: nowhere (Part 1), in one
-buffer (Part 3), in slots (Part 6), or in pages (Part 12).
+buffer (Part 3), in slots (Part 7), or in pages (Part 12).
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@
 the plan with `(q, keys, values)` in each layer. There are three plans:
 
 - `PageReader` reads the pages in place, in C. It needs fp32 on a CPU, and a compiler.
-- `Ragged` (Part 6) reads the pages in place, in PyTorch. It needs fp32 on a CPU.
+- `Ragged` (Part 7) reads the pages in place, in PyTorch. It needs fp32 on a CPU.
 - `Gathered` copies the keys and values of each sequence into one piece first. It needs only PyTorch. The
   other plans must give its results.
 
@@ -91,7 +91,7 @@ def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> AttentionPlan:
 
 
 def ragged(pages: Pages, num_heads: int, keys: Tensor) -> Ragged:
-    """Part 6's `Ragged` plan over pages.
+    """Part 7's `Ragged` plan over pages.
 
     `num_heads` is Hq. `keys` are the keys of any layer, [B, P, Hkv, Dh].
     """

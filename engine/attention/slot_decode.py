@@ -1,4 +1,4 @@
-"""Decode attention over slots: one plan attends for one new token of each of S sequences. Part 6.
+"""Decode attention over slots: one plan attends for one new token of each of S sequences. Part 7.
 
 Promises the results of one call per sequence. Such calls would be S calls in each layer, and each call has a
 fixed cost. There are two plans with fewer calls:

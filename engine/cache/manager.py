@@ -3,7 +3,7 @@
 The plan decides which memory belongs to which sequence. The scheduler asks the plan for memory, and the plan
 writes into each step's record where keys and values lie. The memory holds the keys and values, and knows the
 record only. So one plan can serve one memory, a memory on each of several devices, or a memory for each of
-several models. Slots (Part 6) and pages (Part 12) are pairs of a plan and a memory.
+several models. One buffer (Part 6), slots (Part 7), and pages (Part 12) are pairs of a plan and a memory.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
-Promises the attention of slots (Part 6), whatever blocks a sequence has, and makes each copy of blocks once.
+Promises the attention of slots (Part 7), whatever blocks a sequence has, and makes each copy of blocks once.
 The kernels are arguments: a varlen kernel, and a kernel by which single tokens read pages. This module knows
 only the record of a step: engine/cache/paged.py decides which blocks a sequence has. Part 12.
 """

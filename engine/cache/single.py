@@ -1,7 +1,7 @@
 """The KV cache of one sequence: keys and values are computed once, kept, and read again at every step.
 
 The logits are the same as without a cache. The cache holds one sequence, which may only grow. Caches for many
-sequences have slots (Part 6) or pages (Part 12). Part 3.
+sequences have slots (Part 7) or pages (Part 12). Part 3.
 """
 
 from collections.abc import Sequence

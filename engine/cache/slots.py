@@ -1,4 +1,4 @@
-"""A KV cache of equal slots with one sequence each: simple, and wasteful for short sequences. Part 6.
+"""A KV cache of equal slots with one sequence each: simple, and wasteful for short sequences. Part 7.
 
 A sequence gets the same attention alone and among others. The varlen kernel that computes attention is an
 argument. Part 12's pages waste less memory.

@@ -259,7 +259,8 @@ class LLMEngine:
         # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
         live = [(s, request) for s, request in enumerate(step.requests) if request.state is not FINISHED]
         ended = [request for s, request in live if _confirm(request, s, result, landed_at)]
-        # 3. The scheduler learns what was appended. Finished requests leave, and their memory is free.
+        # 3. The scheduler learns what was appended. Those who ended leave after that, since `update` passes
+        #    over who has finished. Their memory is free before the next step.
         self.scheduler.update(step, result.drafts)
         for request in ended:
             self._end(request)

@@ -58,15 +58,24 @@ class Mailbox:
         self._filled: asyncio.Future | None = None  # the future that the reader awaits
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Store an output. It replaces an unread output, since each output contains the earlier ones."""
+        """Store an output, and wake the reader if it waits. The output replaces an unread one, since each
+        output contains the earlier ones. Does not raise, whether or not a reader waits.
+        """
         self.unread = output
         if self._filled and not self._filled.done():
             self._filled.set_result(None)
 
-    def filled(self) -> asyncio.Future:
-        """Return a future that is done when the next output comes. Await it only while `unread` is None."""
-        self._filled = self.post.loop.create_future()
-        return self._filled
+    async def take(self) -> RequestOutput | Exception:
+        """Wait until an output is unread, and return it: once it is taken, no output is unread.
+
+        Returns at once if one is unread already. Otherwise waits for a future that `put` fulfils: a new one
+        for each wait, since a future is done for ever.
+        """
+        while self.unread is None:
+            self._filled = self.post.loop.create_future()
+            await self._filled
+        output, self.unread = self.unread, None
+        return output
 
 
 class Reader:
@@ -100,11 +109,8 @@ class Reader:
         if not self._begun:
             self._begin()
             self._begun = True
-        mailbox = self._mailbox
         try:
-            while mailbox.unread is None:
-                await mailbox.filled()
-            output, mailbox.unread = mailbox.unread, None
+            output = await self._mailbox.take()
             if isinstance(output, Exception):
                 raise output
             if output.error and output.error_field:

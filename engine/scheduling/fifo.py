@@ -11,8 +11,8 @@ class FIFOScheduler(Queues):
         """The next step of the oldest request: the whole prompt in the first step, then one token, and the
         drafts behind it, in each. Room in the cache is reserved first.
 
-        Returns None, and computes nothing, if no request runs or can be admitted, if the running request has
-        nothing to compute, or if the cache has no room for its tokens.
+        Returns None if no request runs or can be admitted, if the running request has nothing to compute, or
+        if the cache has no room for its tokens. No token counts as computed then that did not before.
         """
         if not self.running and self.waiting:
             self.admit_next()

@@ -1,6 +1,7 @@
 """Three clients, one model, one queue: who waits, who runs, who leaves, who fails, and in which step.
 
 python -m parts run 6                               # ends by itself
+python -m parts run 6 -- --steps                    # no server: a few steps, one by one (the first sitting)
 python -m parts run 6 -- --serve [--port 8000]      # serves until Ctrl-C, for three curls at once
 """
 
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.cache.slots import SlotMemory  # noqa: E402
+from engine.cache.single_sequence import SingleSequenceMemory  # noqa: E402
 from engine.core.engine_thread import EngineThread  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
@@ -54,6 +55,7 @@ PROMPTS = {
 }
 COLOURS = {"A": "cyan", "B": "magenta", "C": "yellow"}
 TOKENS = {"A": 120, "B": 60, "C": 90}
+FEW = {"A": 4, "B": 3, "C": 3}  # tokens for --steps
 BRAKE = 0.012  # seconds added to each step that is on show: this model is too quick for the eye
 LINES, WIDTH = 8, 50  # lines of a story on show, columns of a timeline
 ENDS = {"stop": "●", "length": "●", "abort": "×", "error": "!"}
@@ -166,6 +168,7 @@ class Client(threading.Thread):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", action="store_true", help="a few steps by hand, without a server")
     parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead of the tour")
     parser.add_argument("--port", type=int, default=8000, help="for --serve")
     arguments = parser.parse_args()
@@ -174,12 +177,15 @@ def main() -> None:
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
 
     def compose(brake: float, *listeners: Listener) -> tuple[LLMEngine, Breakable]:
-        """The engine from its parts. One request runs at a time, so one slot will do."""
-        memory = SlotMemory(model.config, num_slots=1)
+        """The engine from its parts."""
+        memory = SingleSequenceMemory(model.config)
         way = Breakable(EagerWay(model, memory), brake)
         scheduler, runner = FIFOScheduler(memory.plan()), ModelRunner([way], memory)
         return LLMEngine(tokenizer, model.config, scheduler, runner, Listeners(listeners)), way
 
+    if arguments.steps:
+        step_by_step(console, *compose(0.0))
+        return
     if arguments.serve:
         app = create_app(EngineThread(compose(BRAKE)[0], MODEL))  # the app starts and stops its thread
         console.print(how_to_call(arguments.port), soft_wrap=True)
@@ -215,6 +221,41 @@ def main() -> None:
     figures = {"scenes": scenes, "decode_step_us": cost}
     path = record("part06", "Who runs in which step of a queue?", workload, figures, folder=OUT)
     console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
+
+
+def step_by_step(console: Console, engine: LLMEngine, way: Breakable) -> None:
+    """A row per step: what was known and computed before it, and what came out of it. B leaves, and a step
+    fails.
+    """
+    for name, prompt in PROMPTS.items():
+        few = SamplingParams(temperature=0, max_tokens=FEW[name], ignore_eos=True)
+        engine.add_request(name, prompt, few)
+    requests = list(engine.scheduler.waiting)
+    way.fuse = 6
+    table = Table("step", *(f"{name}: known − computed" for name in PROMPTS), "what came out", box=None)
+    number = 0
+    while engine.has_unfinished_requests():
+        number += 1
+        if number == 3:
+            engine.abort_request("B")
+        step = engine.launch()
+        assert step is not None  # somebody waits or runs, and the cache has room for one
+        cells = []
+        for request in requests:
+            known, computed = len(request.token_ids), request.num_computed_tokens
+            if request in step.requests:
+                new = step.batch.num_new_tokens(step.requests.index(request))
+                cells.append(f"[bold]{known} − {computed - new} = {new}[/]")
+            else:
+                cells.append(f"[dim]{request.output.finish_reason or 'waits'}[/]")
+        (output,) = engine.land(step)
+        came_out = output.error or repr(output.outputs[0].text)
+        table.add_row(str(number), *cells, f"{output.request_id}: {came_out}")
+    console.print(table)
+    console.print(
+        "\nB left before step 3, in the queue. Step 6 failed: C ended with the reason, and nobody else did.\n"
+        "To compute is what is known and not computed: a prompt first, then a token a step."
+    )
 
 
 def three_at_once(console: Console, stage: Stage, alone: dict[str, str]) -> dict:
@@ -253,9 +294,9 @@ def two_leave(console: Console, stage: Stage, alone: dict[str, str]) -> dict:
     console.print(
         f"A read {a.pieces} pieces and left; its request ran {len(diary.ran['A'])} steps of {TOKENS['A']}. "
         f"B ran {len(diary.ran['B'])}.\nC got its whole story: [bold]{yes(c.text == alone['C'])}[/]. "
-        f"Slots held now: [bold]{usage.num_sequences}[/]."
+        f"Sequences in the cache now: [bold]{usage.num_sequences}[/]."
     )
-    return diary.summary() | {"same_text": c.text == alone["C"], "slots_held": usage.num_sequences}
+    return diary.summary() | {"same_text": c.text == alone["C"], "sequences_held": usage.num_sequences}
 
 
 def a_step_fails(console: Console, stage: Stage, alone: dict[str, str]) -> dict:

@@ -1,6 +1,7 @@
 """Five requests under three schedulers, a cache too small for them, and three clients streaming at once.
 
-python -m parts run 8                  # ends by itself; leaves a recording in out/part08_recording.txt
+python -m parts run 8                                            # ends by itself; leaves a recording in out/
+python -m parts run 8 -- --budget 8 --seats 2 --room 66          # the same scene, other limits
 """
 
 import argparse
@@ -28,12 +29,12 @@ from benchmarks.part08_gantt import (  # noqa: E402
     BUDGET,
     ROOM,
     SCENE,
-    SCHEDULERS,
     SHORT,
     WIDTH,
     Played,
     TightCache,
     play,
+    schedulers,
 )
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
@@ -84,39 +85,49 @@ class StepLog(Listener):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recording", type=Path, default=OUT / "part08_recording.txt", help="where it goes")
-    recording = parser.parse_args().recording
+    parser.add_argument("--budget", type=int, default=BUDGET, help="tokens in a step, at most")
+    parser.add_argument("--seats", type=int, default=WIDTH, help="requests at once, at most")
+    parser.add_argument(
+        "--room", type=int, default=ROOM, help="tokens in the small cache of the second scene"
+    )
+    options = parser.parse_args()
+    recording, budget, seats, room = options.recording, options.budget, options.seats, options.room
+    longest = max(guest.prompt + guest.output for guest in SCENE)
+    if not 1 <= seats <= budget:
+        parser.error(
+            f"--seats {seats} --budget {budget}: accepted: 1 or more seats, and as much budget or more"
+        )
+    if room < longest:
+        parser.error(f"--room {room}: accepted: {longest} or more, the length of the longest request")
     torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     tokenizer = Tokenizer.from_pretrained(MODEL)
-    model = load_model(MODEL, transform=partial(pack_linears, rows=WIDTH))
+    model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
     story = tokenizer.encode(STORY)
     prompts = {guest.name: story[: guest.prompt] for guest in SCENE}
 
     title(console, "1. Two long requests and three short ones, a column per step")
     played = {}
-    for name, make in SCHEDULERS.items():
-        memory = SlotMemory(model.config, WIDTH)
+    for name, make in schedulers(seats, budget).items():
+        memory = SlotMemory(model.config, seats)
         runner = ModelRunner([EagerWay(model, memory)], memory)
         played[name] = play(tokenizer, model.config, make(memory.plan()), runner, prompts)
-        console.print(gantt(f"{name}: {len(played[name].steps)} steps", played[name]))
-    console.print(legend())
+        console.print(gantt(f"{name}: {len(played[name].steps)} steps", played[name], budget))
+    console.print(legend(budget))
     console.print(latencies(played))
     fifo, *others = played.values()
     same = all(other.outputs == fifo.outputs for other in others)
     console.print(f"All three gave every request the same tokens: [bold]{yes(same)}[/]")
 
-    title(console, f"2. The same five, in a cache with room for {ROOM} tokens")
-    memory = SlotMemory(model.config, WIDTH, ROOM)
-    scheduler = ContinuousScheduler(TightCache(WIDTH, ROOM), WIDTH, BUDGET)
+    title(console, f"2. The same five, in a cache with room for {room} tokens")
+    memory = SlotMemory(model.config, seats, room)
+    scheduler = ContinuousScheduler(TightCache(seats, room), seats, budget)
     runner = ModelRunner([EagerWay(model, memory)], memory)
-    tight = play(tokenizer, model.config, scheduler, runner, prompts, max_model_len=ROOM)
-    console.print(gantt(f"continuous, {ROOM} tokens of room: {len(tight.steps)} steps", tight))
-    lost = ", ".join(f"{name} gave up {tokens} computed tokens" for name, tokens in tight.preempted)
-    times = "once" if len(tight.preempted) == 1 else f"{len(tight.preempted)} times"
-    console.print(
-        f"Memory ran out {times}: {lost}.\nThey were computed again, and everyone got "
-        f"the same tokens as before: [bold]{yes(tight.outputs == fifo.outputs)}[/]"
-    )
+    tight = play(tokenizer, model.config, scheduler, runner, prompts, max_model_len=room)
+    console.print(gantt(f"continuous, {room} tokens of room: {len(tight.steps)} steps", tight, budget))
+    console.print(what_was_lost(tight))
+    same_again = tight.outputs == fifo.outputs
+    console.print(f"Everyone got the same tokens as before: [bold]{yes(same_again)}[/]")
 
     title(console, "3. Three clients of the HTTP server at once, beside the engine's log")
     log = StepLog()
@@ -134,6 +145,7 @@ def main() -> None:
         generate(CachedForward(model), tokenizer, model.config, prompt, params(tokens)).outputs[0].text
         for prompt, tokens, _ in CLIENTS
     ]
+    console.print(joins(log, start))
     sizes = [len(step) for _, step in log.steps]
     console.print(
         f"\n{len(sizes)} steps, {statistics.fmean(sizes):.1f} requests in a step on average.\n"
@@ -142,19 +154,19 @@ def main() -> None:
     )
     figures = {
         "same_tokens": same,
-        "same_after_preemption": tight.outputs == fifo.outputs,
+        "same_after_preemption": same_again,
         "same_text_over_http": texts == alone,
         "steps": {name: len(run.steps) for name, run in played.items()},
         "short_latency_steps": {name: [run.latency(g) for g in SHORT] for name, run in played.items()},
         "preempted": tight.preempted,
         "batch_sizes": sizes,
     }
-    workload = {"model": MODEL, "max_num_seqs": WIDTH, "max_num_batched_tokens": BUDGET, "room": ROOM}
+    workload = {"model": MODEL, "max_num_seqs": seats, "max_num_batched_tokens": budget, "room": room}
     path = record("part08", "Who runs in which step?", workload, figures, folder=OUT)
     console.print(f"\n[dim]Figures saved in {shown_path(path)}[/]")
 
 
-def gantt(name: str, played: Played) -> Group:
+def gantt(name: str, played: Played, budget: int) -> Group:
     """A row per request, a column per step, and below how full the steps were."""
     rows = [Text(name, style="bold")]
     for guest in SCENE:
@@ -171,16 +183,24 @@ def gantt(name: str, played: Played) -> Group:
         rows.append(row)
     full = Text("    ", style="dim")
     for step in played.steps:
-        share = min(1.0, sum(step.values()) / BUDGET)
+        share = min(1.0, sum(step.values()) / budget)
         full.append(LEVELS[max(1, round(share * (len(LEVELS) - 1)))])
     return Group(*rows, full, Text())
 
 
-def legend() -> str:
+def legend(budget: int) -> str:
     return (
         " ▒ reads its prompt   █ one token   · waits\n"
-        f" last row: how full the step is, █ being {BUDGET} tokens or more\n"
+        f" last row: how full the step is, █ being {budget} tokens or more\n"
     )
+
+
+def what_was_lost(tight: Played) -> str:
+    if not tight.preempted:
+        return "Memory sufficed: nobody gave way."
+    lost = ", ".join(f"{name} gave up {tokens} computed tokens" for name, tokens in tight.preempted)
+    times = "once" if len(tight.preempted) == 1 else f"{len(tight.preempted)} times"
+    return f"Memory ran out {times}: {lost}. They were computed again."
 
 
 def latencies(played: dict[str, Played]) -> Table:
@@ -252,6 +272,20 @@ def screen(console: Console, events: Events, log: StepLog, start: float) -> Tabl
 
 def step_line(number: int, seconds: float, step: dict[int, int]) -> str:
     return f"{seconds * 1e3:6.0f} {number:5} {len(step):9}  {' + '.join(map(str, step.values())):10}"
+
+
+def joins(log: StepLog, start: float) -> Panel:
+    """The steps around each client's arrival, which the screen has long scrolled past."""
+    lines, seen = ["    ms  step  requests  tokens"], set[int]()
+    for number, (_, step) in enumerate(log.steps, 1):
+        if not seen.issuperset(step):
+            for near in range(max(1, number - 1), min(len(log.steps), number + 1) + 1):
+                end, tokens = log.steps[near - 1]
+                mark = f"  <- client {max(step) + 1} joins" if near == number else ""
+                lines.append(step_line(near, end - start, tokens) + mark)
+            lines.append("")
+        seen |= step.keys()
+    return Panel(Text("\n".join(lines).rstrip()), title="the steps in which a client joined", width=64)
 
 
 def recorded(log: StepLog, events: Events, start: float) -> list[str]:

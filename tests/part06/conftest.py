@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cache.slots import SlotMemory
+from engine.cache.single_sequence import SingleSequenceMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import EagerWay, ModelRunner
@@ -55,11 +55,14 @@ def fake_engine(passed):
 
 @pytest.fixture
 def real_engine(passed, model, tokenizer):  # noqa: F811
-    """real_engine(make_scheduler, num_slots, **options) -> an LLMEngine over the trained model."""
+    """real_engine(make_scheduler, memory, **options) -> an LLMEngine over the trained model.
+
+    Without a memory it has room for one sequence.
+    """
     made = []
 
-    def make(make_scheduler=FIFOScheduler, num_slots=1, **options) -> LLMEngine:
-        memory = SlotMemory(model.config, num_slots)
+    def make(make_scheduler=FIFOScheduler, memory=None, **options) -> LLMEngine:
+        memory = memory or SingleSequenceMemory(model.config)
         executor = ModelRunner([EagerWay(model, memory)], memory)
         made.append(LLMEngine(tokenizer, model.config, make_scheduler(memory.plan()), executor, **options))
         return made[-1]

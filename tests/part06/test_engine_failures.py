@@ -327,22 +327,6 @@ def test_a_single_step_without_work_is_no_failure(fake_engine):
     assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
 
 
-def test_what_an_executor_counts_is_in_the_steps_record(fake_engine):
-    cache, recorder = BlockCache(64, 16), Recorder()
-
-    class Counting(ModelRunner):
-        def submit(self, batch):
-            pending = super().submit(batch)
-            return SimpleNamespace(result=lambda: replace(pending.result(), counters={"graphs": 1.0}))
-
-    engine = fake_engine(
-        cache=cache, executor=Counting([FakeForward(cache)]), listeners=Listeners([recorder])
-    )
-    engine.add_request("a", "one", GREEDY)
-    run_to_end(engine)
-    assert [record.counters for record in recorder.records] == [{"graphs": 1.0}] * 6
-
-
 def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
     """A fake of Part 10's scores: whatever the rows, a token of the prompt has a log probability of -1."""
     cache = BlockCache(64, 16)

@@ -237,23 +237,6 @@ def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engin
     assert woken.count("_deliver") <= 3, "19 steps were delivered one by one to a loop that could not listen"
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["still waits", "has gone"])
-def test_a_mailbox_takes_what_comes_before_its_reader_has_had_a_turn(gone):
-    """One that raised would keep what was handed out behind it from its reader, too."""
-
-    async def run():
-        mailbox = Mailbox(Post(asyncio.get_running_loop()))
-        waits = mailbox.filled()
-        if gone:
-            waits.cancel()
-        for output in ("first", "second"):
-            mailbox.put(output)
-        assert waits.cancelled() if gone else waits.done()
-        assert mailbox.unread == "second", "the latest output replaces the one that was not read"
-
-    asyncio.run(run())
-
-
 def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_once(engine, gate, monkeypatch):
     gate.open()
     threads, make = [], engine.engine.make_requests

@@ -68,9 +68,25 @@ def test_a_cache_that_says_no_in_mid_story_means_no_step(fifo, monkeypatch):
     play(fifo)
     (request,) = fifo.running
     monkeypatch.setattr(fifo.cache, "reserve", lambda seq, num_tokens: False)
-    step = fifo.schedule()
+    try:
+        step = fifo.schedule()
+    except Exception as error:
+        pytest.fail(f"the cache said no: that is no error, there is no step; schedule() raised {error!r}")
     assert step is None, f"the cache said no, so no token may be taken, yet the step has {chosen(step.batch)}"
     assert request.num_computed_tokens == 5, "a step that is not taken counts nothing as computed"
+
+
+def test_a_newcomer_for_whose_prompt_there_is_no_room_computes_nothing_until_there_is(fifo, monkeypatch):
+    """Whether it waits in the queue meanwhile or inside is the same to everybody."""
+    request = make_request("a", prompt=5, output=9)
+    fifo.add(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(fifo.cache, "reserve", lambda seq, num_tokens: False)
+        assert fifo.schedule() is None, "the cache has no room for the prompt, so there is no step"
+    assert (request.num_computed_tokens, len(request.token_ids)) == (0, 5), (
+        "without a step, neither of the two numbers has changed"
+    )
+    assert scheduled(fifo) == {"a": 5}, "it runs as soon as there is room"
 
 
 def test_a_request_with_nothing_to_compute_waits_for_its_token(fifo):

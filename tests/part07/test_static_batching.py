@@ -91,8 +91,8 @@ def test_a_request_with_nothing_to_compute_is_left_out():
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
-def test_each_request_of_a_batch_has_the_text_it_has_alone(real_engine, alone, max_num_seqs):
-    engine = real_engine(static(max_num_seqs), num_slots=max_num_seqs)
+def test_each_request_of_a_batch_has_the_text_it_has_alone(slot_engine, alone, max_num_seqs):
+    engine = slot_engine(static(max_num_seqs), num_slots=max_num_seqs)
     params = [greedy(8 + 5 * i) for i in range(5)]
     for prompt, one in zip(PROMPTS, params, strict=True):
         engine.add_request(prompt, prompt, one)

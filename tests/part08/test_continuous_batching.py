@@ -42,9 +42,9 @@ def mixed_params(seed: int) -> SamplingParams:
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 1), (2, 5), (3, 16), (6, 256), (6, 6)])
 def test_greedy_requests_of_mixed_lengths_have_the_text_they_have_alone(
-    real_engine, alone, max_num_seqs, budget
+    slot_engine, alone, max_num_seqs, budget
 ):
-    engine = real_engine(continuous(max_num_seqs, budget), num_slots=max_num_seqs)
+    engine = slot_engine(continuous(max_num_seqs, budget), num_slots=max_num_seqs)
     expected = {}
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
         params = SamplingParams(temperature=0, max_tokens=length)
@@ -56,8 +56,8 @@ def test_greedy_requests_of_mixed_lengths_have_the_text_they_have_alone(
         assert done[prompt].outputs == [expected[prompt]]
 
 
-def test_requests_that_join_in_flight_disturb_nobody_and_are_not_disturbed(real_engine, alone):
-    engine = real_engine(continuous(4, 20), num_slots=4)
+def test_requests_that_join_in_flight_disturb_nobody_and_are_not_disturbed(slot_engine, alone):
+    engine = slot_engine(continuous(4, 20), num_slots=4)
     params = [SamplingParams(temperature=0, max_tokens=length) for length in LENGTHS]
     done, waiting = {}, list(zip(PROMPTS, params, strict=True))
     while waiting or engine.has_unfinished_requests():

@@ -45,6 +45,9 @@ def test_each_step_is_counted():
 def test_a_prompt_larger_than_the_budget_comes_in_chunks():
     s = scheduler(budget=10)
     s.add(make_request("long", prompt=25, output=2))
+    step = s.schedule()
+    assert step is not None, "a prompt larger than the budget waits for no larger budget: it comes in chunks"
+    s.rollback(step)
     assert [chosen(play(s)) for _ in range(4)] == [{"long": 10}, {"long": 10}, {"long": 5}, {"long": 1}], (
         "a step computes no more tokens than its budget, and goes on where the last one stopped"
     )
@@ -206,19 +209,31 @@ def test_a_request_with_nothing_to_compute_is_left_out():
     assert scheduled(s) == {"b": 3}
 
 
+def test_who_has_nothing_to_compute_keeps_its_seat():
+    """Its last token is on its way (Part 13)."""
+    s = scheduler(max_num_seqs=1)
+    s.add(make_request("a", prompt=4, output=9))
+    s.schedule()
+    s.add(make_request("b", prompt=3, output=9))
+    s.schedule()
+    assert [request.id for request in s.running] == ["a"], (
+        "seats are counted among those who run, not among those who compute in this step"
+    )
+
+
 def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more():
     s = scheduler(budget=10)
     a = make_request("a", prompt=4, output=9)
     s.add(a)
     play(s)
-    a.draft_ids = [91, 92, 93]
+    a.draft_ids = [91, 92, 93, 94]
     step = s.schedule()
-    assert chosen(step and step.batch) == {"a": 4}
-    assert s.cache.blocks == {"a": 2}, "room is reserved for drafts, too: 8 tokens, two blocks of four"
+    assert chosen(step and step.batch) == {"a": 5}
+    assert s.cache.blocks == {"a": 3}, "room is reserved for drafts, too: 9 tokens, three blocks of four"
     a.confirm(1, 0.0), a.confirm(2, 0.0)  # one draft accepted, one token of its own
-    s.update(step, drafts=[[94]])
+    s.update(step, drafts=[[95]])
     assert a.num_computed_tokens == len(a.token_ids) - 1
-    assert a.draft_ids == [94]
+    assert a.draft_ids == [95]
     assert scheduled(s) == {"a": 2}
 
 

@@ -127,9 +127,9 @@ def offline(model, tokenizer):
 
 
 def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
-    real_engine, serving, offline, recorder
+    slot_engine, serving, offline, recorder
 ):
-    engine = real_engine(continuous(16, 128), num_slots=16, listeners=Listeners([recorder]))
+    engine = slot_engine(continuous(16, 128), num_slots=16, listeners=Listeners([recorder]))
     gate = engine.executor.ways[0] = Gate(engine.executor.ways[0])
     backend = EngineThread(engine, "m")
     url = serving(backend)
@@ -156,8 +156,8 @@ def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
     assert max(sum(record.tokens_computed) for record in recorder.records) <= 128
 
 
-def test_clients_who_leave_in_the_middle_change_nothing_for_those_who_stay(real_engine, serving, offline):
-    url = serving(real_engine(continuous(8, 64), num_slots=8))
+def test_clients_who_leave_in_the_middle_change_nothing_for_those_who_stay(slot_engine, serving, offline):
+    url = serving(slot_engine(continuous(8, 64), num_slots=8))
 
     async def run():
         async with client_of(url) as client:
@@ -193,8 +193,8 @@ def test_a_client_who_leaves_frees_its_slot_by_the_next_step(fake_engine, servin
     assert not set(steps[2]) & set(steps[3])
 
 
-def test_a_reader_who_stands_still_does_not_slow_the_others(real_engine, serving, offline):
-    url = serving(real_engine(continuous(4, 64), num_slots=4))
+def test_a_reader_who_stands_still_does_not_slow_the_others(slot_engine, serving, offline):
+    url = serving(slot_engine(continuous(4, 64), num_slots=4))
 
     async def run():
         async with client_of(url) as client:

@@ -27,6 +27,7 @@ def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
         s.add(request)
     s.admit_next()
     s.admit_next()
+    b.confirm(7, 0.0)
     b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
     rank = b.rank
     s._preempt(b)
@@ -38,8 +39,24 @@ def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
     assert b.state is State.WAITING, "who is preempted waits again"
     assert s.cache.usage().num_sequences == 1, "the cache takes back a preempted request's memory"
     assert b.num_computed_tokens == 0, "without its memory, none of a request's tokens counts as computed"
+    assert b.token_ids == [*range(5), 7], "what a request has said stays said: it is a list of numbers"
     assert (b.draft_ids, b.prompt_logprobs) == ([], []), (
         "drafts and the prompt's log probabilities are forgotten: they will be found again"
+    )
+
+
+def test_giving_way_is_not_the_end_of_a_request(monkeypatch):
+    s, asked = scheduler(), []
+    for name in ("preempt", "release"):
+        call = getattr(s.cache, name)
+        monkeypatch.setattr(s.cache, name, lambda seq, name=name, call=call: asked.append(name) or call(seq))
+    a = make_request("a", prompt=5, output=9)
+    s.add(a)
+    s.admit_next()
+    s._preempt(a)
+    assert asked[:1] == ["preempt"], (
+        "the cache is told by `preempt` who gives way, and by `release` who has ended: of the first, Part 12 "
+        "may keep a copy"
     )
 
 
@@ -127,6 +144,18 @@ def test_the_queue_stays_in_order_even_if_one_behind_would_fit():
 
 
 # Memory refuses: a running request
+
+
+def test_who_needed_the_room_runs_in_the_same_step():
+    s = scheduler(budget=30, blocks=4, block_tokens=4)
+    for name, prompt in {"a": 8, "b": 7}.items():
+        s.add(make_request(name, prompt=prompt, output=6))
+    play(s)  # two blocks each: all four
+    step = s.schedule()
+    assert step is not None, (
+        "once b has given way, `reserve` is asked again, and a has its token in this step"
+    )
+    assert chosen(step.batch) == {"a": 1}
 
 
 def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():

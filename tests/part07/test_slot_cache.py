@@ -101,6 +101,17 @@ def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(slots):
         assert not memory[0][0].any(), "slot 0 is a's: nothing of b's may lie there"
 
 
+def test_keys_and_values_are_not_mixed_up(slots):
+    a = sequence("a")
+    slots.admit(a)
+    q, k, v = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0), torch.full((1, 1, 1), 8.0)
+    out = slots.attention((a, 1))(0, q, k, v).item()
+    stored = slots.memory.keys[0][0, 0, 0, 0].item(), slots.memory.values[0][0, 0, 0, 0].item()
+    assert (stored, out) == ((3, 8), 8), (
+        "keys go to the keys of a slot and values to its values, and what comes out is made of values"
+    )
+
+
 def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(slots):
     a, b = sequence("a"), sequence("b")
     slots.admit(a), slots.admit(b)
@@ -310,6 +321,26 @@ def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
     slots.take((a, 5))
     run_layers(slots, (a, 4), (b, 4))
     assert calls == [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
+
+
+def test_the_kernel_reads_the_slot_where_it_lies():
+    given = []
+
+    def kernel(q, k, v, spans):
+        given.extend((k, v))
+        return dense_attention(q, k, v, spans)
+
+    slots = Slots(replace(CONFIG, num_kv_heads=2, num_heads=2, head_dim=4), 2, 16, kernel=kernel)
+    a = sequence("a", range(9))
+    slots.admit(a)
+    slots.take((a, 8))
+    slots.attention((a, 1))(0, *[torch.ones(1, 2, 4)] * 3)
+    memory = slots.memory.keys[0], slots.memory.values[0]
+    same = [
+        seen.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        for seen, whole in zip(given, memory, strict=True)
+    ]
+    assert same == [True, True], "the kernel gets views of the slot: nothing is copied, however long it is"
 
 
 def test_one_sequence_alone_is_decoded_by_the_kernel(watched):

@@ -1,6 +1,6 @@
 """Three sequences in their slots during one step: what is there, what the step stores, what each one sees.
 
-python articles/figures/06_slots.py      # writes 06_slots.svg beside this file
+python articles/figures/07_slots.py      # writes 07_slots.svg beside this file
 """
 
 import matplotlib.pyplot as plt
