@@ -68,7 +68,13 @@ def _int8_row(
     x, codes, scale, bias, out,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Program (ROWS rows of W): out[N] = (codes[N, K] · x[K]) · scale[N] + bias[N]."""
+    """Program p: out[n] = (Σ x[k] · codes[n, k]) · scale[n] + bias[n] for ROWS rows n of W, from p · ROWS on.
+
+    x[K], codes[N, K] in int8, scale[N], bias[N], out[N]. INNER numbers of each row are taken at a time, and
+    their products are added in fp32; the result has the dtype of out. The last slice of a row may be shorter,
+    and the last program may have fewer rows: what lies behind a row's end does not count, and nothing is
+    written behind out[N - 1].
+    """
     row, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
     codes += row[:, None].to(tl.int64) * K + k[None, :]
     total = tl.zeros([ROWS, INNER], tl.float32)

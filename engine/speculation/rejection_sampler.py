@@ -103,8 +103,9 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
 
     A row with a draft gives the draft if it is accepted, otherwise a token that is drawn from `residual`. A
     row without a draft gives a token that is drawn from the target's distribution. A row whose largest logit
-    is not finite gives NO_TOKEN. A row's seed and position give two independent random values: acceptance
-    takes their `uniform`, and the draw takes their noise.
+    is not finite gives NO_TOKEN, and so does a row in which every token is forbidden: its `distribution` is
+    NaN. A row's seed and position give two independent random values: acceptance takes their `uniform`, and
+    the draw takes their noise.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]

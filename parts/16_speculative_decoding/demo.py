@@ -1,16 +1,17 @@
-"""Two models write one story: what the small one proposed, what stood, and whether it is the same story.
+"""Two models write one story: what the small one proposed, what stood, and who is done first.
 
 python -m parts run 16
 """
 
 import argparse
-import json
 import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
+from rich.panel import Panel
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +29,10 @@ from benchmarks.part16_engines import (  # noqa: E402
     with_draft_model,
     with_ngrams,
 )
-from benchmarks.record import OUT, RESULTS, record  # noqa: E402
+from benchmarks.record import OUT, record  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from parts.stage import title, yes  # noqa: E402
+from parts.stage import side_by_side, title, yes  # noqa: E402
 
 TOKENS, DRAFTS, STEPS = 80, 4, 8
 STORY, REFRAIN = PROMPTS[1], "Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."
@@ -80,8 +82,8 @@ def main() -> None:
     console.print("Without a seed it is another story each time, from the same distribution.")
     figures["same_for_a_seed"] = same
 
-    title(console, "5. What it is worth (recorded)")
-    recorded(console)
+    title(console, "5. Side by side: whoever has taken less time so far takes the next step")
+    figures["seconds"] = race(console, models, greedy)
     path = record("part16", "Which drafts stand?", {"story": STORY, "tokens": TOKENS}, figures, folder=OUT)
     console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
 
@@ -119,19 +121,52 @@ def verdict(console: Console, seen: list[Seen], same: bool) -> dict:
     return {"tokens": tokens, "steps": len(seen), "proposed": proposed, "stood": stood, "same": same}
 
 
-def recorded(console: Console) -> None:
-    found = json.loads((RESULTS / "part16_speculation.json").read_text())
-    for key in ("one", "crowd"):
-        content = found["tables"][key]
-        table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
-        for i, column in enumerate(content["columns"]):
-            table.add_column(column, justify="right" if i else "left")
-        for name, *cells in content["rows"]:
-            table.add_row(str(name), *(f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}" for cell in cells))
-        console.print(table)
-        console.print()
-    console.print(f"{found['machine']['cpu']}, one thread, {found['date']}.")
-    console.print("From benchmarks/results/part16_speculation.json.")
+@dataclass
+class Stream:
+    """An engine that continues REFRAIN, and the seconds that its steps have taken."""
+
+    name: str
+    models: Models
+    engine: LLMEngine
+    seen: list[Seen] | None = None  # what stood, in an engine that speculates
+    clock: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+
+    def advance(self) -> bool:
+        start = time.perf_counter()
+        outputs = self.engine.step()
+        self.clock += time.perf_counter() - start
+        for output in outputs:
+            self.token_ids = list(output.outputs[0].token_ids)
+        return self.engine.has_unfinished_requests()
+
+    def panel(self) -> Panel:
+        if self.seen is None:
+            text = Text(REFRAIN, style="dim") + Text(shown(self.models, self.token_ids), style=OWN)
+        else:
+            text = story(self.models, REFRAIN, self.seen)
+        pace = f"{len(self.token_ids):3} tokens in {self.clock:.2f} s"
+        return Panel(Group(text, Text(f"\n{pace}", style="bold")), title=self.name)
+
+
+def race(console: Console, models: Models, params: SamplingParams) -> dict[str, float]:
+    """Three engines continue the same text; the seconds of each."""
+    streams = [
+        Stream("no drafts", models, plain(models)),
+        Stream("a model drafts", models, with_draft_model(models, Fixed(DRAFTS))),
+        Stream("the text drafts", models, with_ngrams(models, Fixed(DRAFTS))),
+    ]
+    for stream in streams:
+        tell(stream.engine, [REFRAIN], params)  # once, for what only the first request waits for
+    for stream in streams[1:]:
+        stream.seen = watch(stream.engine)
+    for stream in streams:
+        stream.engine.add_request("0", REFRAIN, params)
+    side_by_side(console, streams, Stream.panel)
+    same = len({tuple(stream.token_ids) for stream in streams}) == 1
+    console.print(f"\nThe same text three times: [bold]{yes(same)}[/]")
+    console.print("A clock ran for each engine's steps alone. What was measured in quiet is in the article.")
+    return {stream.name: stream.clock for stream in streams}
 
 
 if __name__ == "__main__":

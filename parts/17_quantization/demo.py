@@ -4,6 +4,7 @@ python -m parts run 17
 """
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -81,17 +82,21 @@ def a_small_matrix(console: Console) -> None:
 def stories(console: Console) -> dict:
     tokenizer, found = Tokenizer.from_pretrained(MODEL), {}
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    table = Table("weights", "MB", "the story")
+    table = Table("weights", "MB", "tokens/s", "the story")
     for method in (None, "int8", "int8_dynamic", "int4"):
         transform = None if method is None else partial(quantize, method=method)
         model = load_model(MODEL, transform=transform)
         size = model_bytes(model)
         forward = CachedForward(pack_quantized(model))
+        start = time.perf_counter()
         told = generate(forward, tokenizer, model.config, tokenizer.encode(PROMPT), params)
+        rate = TOKENS / (time.perf_counter() - start)
         name = method or "fp32"
-        found[name] = {"bytes": size, "token_ids": told.outputs[0].token_ids}
-        table.add_row(name, f"{size / 1e6:.1f}", PROMPT + told.outputs[0].text.replace("\n", " "))
+        found[name] = {"bytes": size, "token_ids": told.outputs[0].token_ids, "tokens_per_second": rate}
+        words = PROMPT + told.outputs[0].text.replace("\n", " ")
+        table.add_row(name, f"{size / 1e6:.1f}", f"{rate:,.0f}", words)
     console.print(table)
+    console.print("One run each, on this machine now. What was measured in quiet is in the article.")
     return found
 
 
@@ -121,6 +126,14 @@ def write_large(folder: Path) -> None:
     )
 
 
+def refusal(error: Exception) -> str:
+    """PyTorch's words for memory that the system does not give, without its file names and codes."""
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    if asked:
+        return f"it asked for {int(asked[1]) / 1e6:,.0f} MB more, and was refused"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def alone(folder: str, load_format: str) -> None:
     """In a process of its own, that may write to BUDGET MB: load, say 4 tokens, and what it took."""
     resource.setrlimit(resource.RLIMIT_DATA, (BUDGET * 10**6, BUDGET * 10**6))
@@ -129,7 +142,7 @@ def alone(folder: str, load_format: str) -> None:
     try:
         model = pack_quantized(load_model(folder, load_format=load_format, restore_quantized=restore))
     except (CheckpointError, RuntimeError, MemoryError) as error:
-        print(json.dumps({"fits": False, "why": str(error).splitlines()[0][:90]}))
+        print(json.dumps({"fits": False, "why": refusal(error)}))
         return
     loaded = time.perf_counter() - start
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -162,7 +175,7 @@ def in_a_budget(console: Console) -> dict:
                     f"and said {said['tokens']} tokens"
                 )
             else:
-                console.print(f"{way}: no room ({said['why']})")
+                console.print(f"{way}: no room: {said['why']}")
     return found
 
 

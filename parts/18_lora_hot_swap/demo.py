@@ -1,18 +1,22 @@
-"""One model, three voices in one batch; and a voice that changes while others speak.
+"""One model, three voices in one batch; a voice that changes while others speak; and one loaded over HTTP.
 
 python -m parts run 18                  # ends by itself
 """
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
+import httpx
 import torch
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +28,10 @@ from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.lora.adapter import read_adapter  # noqa: E402
 from engine.lora.manager import AdapterManager  # noqa: E402
-from engine.server.adapters import AdapterEngine  # noqa: E402
-from parts.stage import title, yes  # noqa: E402
+from engine.server.adapters import AdapterEngine, adapter_routes  # noqa: E402
+from engine.server.app import create_app  # noqa: E402
+from engine.server.scored import ScoredCompletions  # noqa: E402
+from parts.stage import served, title, yes  # noqa: E402
 
 PROMPT = "Dear"
 VOICES = ("base", "poetry", "business")
@@ -58,9 +64,12 @@ def main() -> None:
         f"Meanwhile a stream waited {usual:.1f} ms for a token in the median, {longest:.1f} ms at most.\n"
         f"Who had begun kept their voice: [bold]{yes(kept)}[/]"
     )
+    title(console, "3. A poem streams over HTTP, and somebody loads a voice")
+    behind = over_http(console)
+
     figures = {
         "same_as_alone": same, "kept": kept, "swap_ms": [1e3 * seconds for seconds in swaps],
-        "longest_pause_ms": longest, "median_pause_ms": usual,
+        "longest_pause_ms": longest, "median_pause_ms": usual, "pieces_after_the_load": behind,
     }  # fmt: skip
     workload = {"model": MODEL, "prompt": PROMPT, "tokens": TOKENS, "swaps": SWAPS}
     path = record("part18", "Three voices in one batch", workload, figures, folder=OUT)
@@ -123,6 +132,65 @@ async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
         texts = await asyncio.gather(*told)
         await watched
     return swaps, pauses, all((text == first) == (i % 2 == 0) for i, text in enumerate(texts))
+
+
+def over_http(console: Console) -> int:
+    """How many pieces of the poem came after another client had loaded a voice, and had its answer."""
+    engine, manager = engine_with_slots(8)
+    backend = AdapterEngine(engine, MODEL, manager)
+    api = ScoredCompletions(engine.tokenizer)
+    api.more_options.append(backend.options)
+    app = create_app(backend, [adapter_routes(backend, ADAPTERS)], api=api, details_of=backend.details_of)
+    poem: list[str] = []
+    said: list[str] = []
+    begun, seen = threading.Event(), []
+
+    def ask(path: str, **body) -> httpx.Response:
+        said.append(f"[bold]POST {path}[/] {escape(json.dumps(body))}")
+        answer = client.post(path, json=body)
+        answer.raise_for_status()
+        return answer
+
+    def visitor() -> None:
+        """Another client: a voice that the server did not have a moment ago."""
+        begun.wait()
+        said.append(f"[dim]{ask('/v1/load_lora_adapter', lora_name='business').text}[/]")
+        letter = ask("/v1/completions", model="business", prompt=PROMPT, max_tokens=40, temperature=0)
+        said.append(f"[dim]{escape(PROMPT + letter.json()['choices'][0]['text'])}[/]")
+        ask("/v1/unload_lora_adapter", lora_name="business")
+        seen.append(len(poem))
+
+    with served(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        said.append(f"[dim]{ask('/v1/load_lora_adapter', lora_name='poetry').text}[/]")
+        other = threading.Thread(target=visitor)
+        other.start()
+        with Live(console=console, auto_refresh=False) as live:
+            for piece in streamed(client, model="poetry", prompt="Shall I", max_tokens=160, temperature=0.5):
+                poem.append(piece)
+                if len(poem) == 10:
+                    begun.set()
+                live.update(two_clients("".join(poem), said), refresh=True)
+            begun.set()
+            other.join()
+            live.update(two_clients("".join(poem), said), refresh=True)
+    behind = len(poem) - seen[0]
+    console.print(f"\nThe poem went on for {behind} more pieces after the visitor had come and gone.")
+    return behind
+
+
+def streamed(client: httpx.Client, **body):
+    """The pieces of text of one streamed completion, as they come."""
+    with client.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+
+
+def two_clients(poem: str, said: list[str]) -> Table:
+    table = Table("one client streams", "another one comes by", expand=True)
+    table.columns[0].ratio = table.columns[1].ratio = 1
+    table.add_row(f"[dim]Shall I[/]{escape(poem)}", "\n".join(said))
+    return table
 
 
 if __name__ == "__main__":

@@ -73,6 +73,17 @@ def test_nothing_left_over_is_the_target_itself():
     assert torch.equal(residual(p, p), p), "where p is nowhere larger than q, p itself is drawn from"
 
 
+def test_the_numbers_come_from_seeds_and_positions():
+    """A step that failed is verified again, and ranks compute the same: both must come to the same tokens."""
+    q, made = logits_of(8).softmax(-1), []
+    requests = [asker(SamplingParams(temperature=1), seed, [seed % V]) for seed in range(200)]
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        made.append(verified(logits_of(7, 2).repeat(200, 1), requests, {each.id: q for each in requests}))
+    differ = sum(first != second for first, second in zip(*made, strict=True))
+    assert differ == 0, "acceptance takes `uniform`, the draw the seed's noise, and none torch's generator"
+
+
 @pytest.mark.parametrize(("draft", "accepted"), [(0, 1.0), (1, 0.5), (2, 1.0)], ids="ABC")
 def test_three_tokens_as_in_the_article(draft, accepted):
     """p = 0.5, 0.3, 0.2 and q = 0.2, 0.6, 0.2: B is proposed twice too often, and A lacks what B has."""
@@ -84,7 +95,8 @@ def test_three_tokens_as_in_the_article(draft, accepted):
     assert instead <= {0}, "after a rejection: what is left over, which is A alone"
     share = sum(stood) / len(made)
     assert abs(share - accepted) < 0.12, (
-        f"{'ABC'[draft]} stands with min(1, p / q) = {accepted}, not {share:.2f}"
+        f"{'ABC'[draft]} stands with min(1, p / q) = {accepted}, not {share:.2f}: accepted too often or too "
+        "seldom, or drawn after it was rejected"
     )
 
 
@@ -144,7 +156,7 @@ def test_a_sampled_token_has_the_targets_distribution(knobs, certain):
 
     first = distribution(target[:1], [states[0]], [1])[0]
     assert chi_squared([tokens[0] for tokens in made], first) < CRITICAL, (
-        "first tokens: not the target's distribution"
+        f"first tokens: not the target's distribution, with the knobs {knobs!r}"
     )
     accepted = [tokens for tokens in made if len(tokens) > 1]
     if certain:  # behind the draft, the next token, as if it had been said
@@ -182,12 +194,31 @@ def test_a_stop_token_may_come_as_soon_as_there_are_enough_drafts_included():
         assert verified(logits, [request]) == [[4, second]], f"a stop token as token 2, {least} at least"
 
 
-def test_numbers_that_are_broken_give_no_token():
-    for temperature in (0, 1):
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_numbers_that_are_broken_give_no_token(temperature):
+    whole = slice(None)
+    for broken, places in ((torch.nan, whole), (torch.nan, 5), (torch.inf, 5), (-torch.inf, whole)):
         logits = logits_of(3, 2)
-        logits[0] = torch.nan
+        logits[0, places] = broken
         (tokens,) = verified(logits, [asker(SamplingParams(temperature=temperature), drafts=[1])])
-        assert tokens == [NO_TOKEN], "no finite number, no token, and none behind it"
+        assert tokens == [NO_TOKEN], f"no finite number, no token, and none behind it: {broken} in {places}"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_token_that_cannot_be_leaves_the_others(temperature):
+    """A model may give −∞ for a token that it never says."""
+    logits = logits_of(3, 2)
+    logits[:, 4] = -torch.inf
+    for seed in range(20):
+        (tokens,) = verified(logits, [asker(SamplingParams(temperature=temperature), seed, drafts=[4])])
+        assert len(tokens) == 1, "a draft that cannot be does not stand"
+        assert tokens[0] not in (4, NO_TOKEN), "the largest number is finite, so there is a token"
+
+
+def test_where_every_token_is_forbidden_there_is_none():
+    request = asker(SamplingParams(temperature=1, min_tokens=3), drafts=[4])
+    request.sampling.stop_ids = list(range(V))
+    assert verified(logits_of(3, 2), [request]) == [[NO_TOKEN]], "all forbidden: no token, the draft neither"
 
 
 def test_without_drafts_it_is_the_plain_sampler():

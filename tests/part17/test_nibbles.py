@@ -16,6 +16,11 @@ def test_unpacking_the_articles_example():
     assert codes.tolist() == [[3, 10, 15, 0]], "163 is 3 + 16 · 10: the lower four bits come first"
 
 
+def test_a_code_takes_a_byte_when_it_is_unpacked():
+    codes = unpack_nibbles(torch.tensor([[163]], dtype=torch.uint8), 2)
+    assert codes.dtype == torch.uint8, "codes come out in uint8, as they went in: a byte each, not eight"
+
+
 def test_packed_codes_take_half_the_bytes():
     packed = pack_nibbles(torch.zeros(3, 8, dtype=torch.uint8))
     assert (packed.dtype, packed.shape) == (torch.uint8, (3, 4)), "two codes to a byte of torch.uint8"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.quantization.codes import dequantize_groups, pack_nibbles, quantize_groups, quantize_rows
 from engine.quantization.products import (
@@ -11,6 +12,21 @@ from engine.quantization.products import (
     linear_of_codes,
     quantize_activations,
 )
+
+
+class Made(TorchDispatchMode):
+    """Keeps every floating-point tensor that an operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given = operation(*args, **(kwargs or {}))
+        if isinstance(given, torch.Tensor) and given.is_floating_point():
+            self.tensors.append(given.detach().clone())
+        return given
+
 
 SHAPES = [(1, 8, 4), (3, 64, 5), (2, 100, 7), (5, 65, 3), (0, 8, 4)]  # T, K, N
 
@@ -28,14 +44,39 @@ def test_by_rows(shape):
     torch.testing.assert_close(linear_by_rows(x, codes, scale, bias), want, atol=1e-4, rtol=1e-4)
 
 
-def test_by_groups_by_hand():
+SCALES, LOWS, NONE = [0.5, 2.0, 1.0], [1.0, 0.0, 3.0], [0.0, 0.0, 0.0]  # of three groups, the last one short
+
+
+@pytest.mark.parametrize(
+    ("scale", "low", "bias", "want", "rule"),
+    [
+        (SCALES, NONE, 0.0, 5 * 0.5 + 25 * 2 + 25 * 1, "each group adds (sum of x · code) · its own scale"),
+        (NONE, LOWS, 0.0, 3 * 1 + 7 * 0 + 5 * 3, "each group adds (sum of x) · its own low"),
+        (NONE, NONE, 100.0, 100, "the bias comes once"),
+        (SCALES, LOWS, 100.0, 100 + 77.5 + 18, "all of it together"),
+    ],
+    ids=["scale", "low", "bias", "all"],
+)
+def test_by_groups_by_hand(scale, low, bias, want, rule):
+    """One term after the other. x and codes are 1 to 5, in groups of two: the last has one code."""
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
-    packed = torch.tensor([[1 + 16 * 2, 3 + 16 * 4, 5]], dtype=torch.uint8)  # codes 1, 2, 3, 4, 5
-    scale, low = torch.tensor([[0.5, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 3.0]])
-    got = linear_by_groups(x, packed, scale, low, torch.tensor([100.0]), 2)
-    first, second, third = (1 + 4) * 0.5 + 3 * 1, (9 + 16) * 2 + 7 * 0, 25 * 1 + 5 * 3
-    assert got.tolist() == [[100 + first + second + third]], (
-        "a group adds (sum of x · code) · scale + (sum of x) · low, and the bias comes once"
+    packed = torch.tensor([[1 + 16 * 2, 3 + 16 * 4, 5]], dtype=torch.uint8)
+    got = linear_by_groups(x, packed, torch.tensor([scale]), torch.tensor([low]), torch.tensor([bias]), 2)
+    assert got.tolist() == [[want]], rule
+
+
+def test_the_weights_are_never_made():
+    """Codes 5 and 9 in two groups: the weights are 1.05 and 2.53, and without the low 1.85 and 3.33."""
+    scale, low, codes = 0.37, -0.8, (5, 9)
+    weights = torch.tensor([low + code * scale for code in codes] + [code * scale for code in codes])
+    x = torch.tensor([[40.0, 60.0, 70.0, 90.0]])  # so large that no sum is as small as a weight
+    packed = torch.full((3, 2), codes[0] + 16 * codes[1], dtype=torch.uint8)
+    of_groups = torch.ones(3, 2)
+    with Made() as made:
+        linear_by_groups(x, packed, scale * of_groups, low * of_groups, torch.zeros(3), 2)
+    numbers = torch.cat([tensor.flatten().float() for tensor in made.tensors])
+    assert (numbers[:, None] - weights).abs().min() > 1e-3, (
+        "no weight is made: the sum of x · code is multiplied by the scale, and the sum of x by the low"
     )
 
 

@@ -17,6 +17,13 @@ def test_the_worked_example_of_the_article():
     )
 
 
+def test_the_weights_stay_as_they_are():
+    weight = torch.tensor([[0.50, -1.27], [6.00, 12.70]])
+    before = weight.clone()
+    quantize_rows(weight)
+    assert torch.equal(weight, before), "the weights that came in are read, and not divided in their place"
+
+
 def test_codes_are_bytes_and_scales_are_fp32():
     codes, scale = quantize_rows(torch.randn(3, 5, dtype=torch.bfloat16))
     assert codes.dtype == torch.int8, "a code is one byte: torch.int8"

@@ -1,5 +1,7 @@
 """JSON Schema's keywords: a schema for each, what fits it and what does not; and those that are refused.
 
+    python -m tests.partB.keywords                  # the table of the article
+
 The keywords are those of JSON-Schema-Test-Suite's folders for draft 2020-12; the schemas are our own. Most
 name a `type`, since a keyword alone allows all values of other types.
 """
@@ -30,6 +32,7 @@ UUID = "2eb8aa08-aa98-11ea-b4aa-73b441d16380"
 WORDS = {
     "title": "t", "description": "d", "default": 1, "examples": [2], "deprecated": True, "$comment": "c",
     "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": "https://example.com/s", "readOnly": True, "contentMediaType": "text/plain", "x-unknown": 3,
 }  # fmt: skip
 HELD = [
     Held("type", INTEGER, [0, -7, 12], [1.5, "1", None, [], {}]),
@@ -82,6 +85,12 @@ HELD = [
     Held("format uuid", of("string", format="uuid"), [UUID], ["2eb8"]),
     Held("format ipv4", of("string", format="ipv4"), ["192.168.0.1"], ["256.1.1.1", "1.2.3"]),
     Held("format email", of("string", format="email"), ["a@b.de"], ["a", "@"]),
+    Held("format time", of("string", format="time"), ["12:30:00Z"], ["25:00:00Z", "noon"]),
+    Held("format date-time", of("string", format="date-time"), ["2024-02-29T12:30:00Z"], ["2024-02-29"]),
+    Held("format duration", of("string", format="duration"), ["P1DT2H"], ["1 day"]),
+    Held("format ipv6", of("string", format="ipv6"), ["2001:db8::1"], ["2001:db8", "1.2.3.4"]),
+    Held("format hostname", of("string", format="hostname"), ["a.example.com"], ["-a", "a b"]),
+    Held("format uri", of("string", format="uri"), ["https://a.de/b?c#d"], ["a b", "//"]),
     Held("minimum", of("integer", minimum=3), [3, 40], [2, -3]),
     Held("maximum", of("integer", maximum=12), [12, 0, -400], [13, 100]),
     Held("minimum, maximum", of("number", minimum=-1.5, maximum=2), [-1.5, 0, 2, 1.25], [-2, 2.5]),
@@ -98,9 +107,11 @@ HELD = [
         [{}, {"next": {"next": {}}}],
         [{"next": 1}, {"other": {}}],
     ),
+    Held("$anchor", {"$ref": "#n", "$defs": {"x": {"$anchor": "n"} | INTEGER}}, [1], ["a"]),
     Held("definitions", {"$ref": "#/definitions/n", "definitions": {"n": of("null")}}, [None], [1]),
     Held(", ".join(WORDS), INTEGER | WORDS, [1], ["a"]),
     Held("true", of("object", properties={"a": True}), [{"a": [1]}, {}], [1]),
+    Held("false", of("object", properties={"a": False}), [{}], [{"a": 1}]),
 ]
 
 UNIQUE = {"anyOf": [of("null"), of("array", uniqueItems=True)]}
@@ -110,9 +121,11 @@ REFUSED = {
     "not": ({"properties": {"a": {"not": STRING}}}, "#/properties/a/not"),
     "if, then, else": ({"items": {"if": STRING, "then": {"maxLength": 1}}}, "#/items/if"),
     "contains": (of("array", contains={"const": 1}), "#/contains"),
+    "maxContains": (of("array", maxContains=2), "#/maxContains"),
     "uniqueItems": (UNIQUE, "#/anyOf/1/uniqueItems"),
     "dependentRequired": (DEPENDENT, "#/$defs/d/dependentRequired"),
     "dependentSchemas": ({"dependentSchemas": {"a": {"required": ["b"]}}}, "#/dependentSchemas"),
+    "dependencies": (of("object", dependencies={"a": ["b"]}), "#/dependencies"),
     "propertyNames": (of("object", propertyNames={"maxLength": 3}), "#/propertyNames"),
     "unevaluatedProperties": (of("object", unevaluatedProperties=False), "#/unevaluatedProperties"),
     "unevaluatedItems": (of("array", unevaluatedItems=False), "#/unevaluatedItems"),
@@ -126,3 +139,20 @@ REFUSED = {
     "minimum, no number": (of("integer", minimum="1"), "#/minimum"),
     "nothing fits": (of("string", minLength=3, maxLength=2), "#/minLength"),
 }
+
+
+def table() -> str:
+    """The article's table: which keywords hold, and which are refused."""
+    held = ", ".join(f"`{held.keyword}`" for held in HELD)
+    refused = ", ".join(f"`{keyword}`" for keyword in REFUSED)
+    rows = [
+        "| | keywords |",
+        "| --- | --- |",
+        f"| hold | {held} |",
+        f"| are refused by name and place | {refused} |",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table())

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from engine.structured.constraint import Constraint
 from engine.text.sentencepiece import SentencePieceTokenizer, from_tokenizer_json
 from engine.text.tokenizer import Tokenizer
 from tests.part20.sentencepiece import FORMS, tokenizer_json
-from tests.partB.keywords import HELD, REFUSED
+from tests.partB.keywords import HELD, REFUSED, table
 
 TOKENIZER = Tokenizer.from_pretrained("storyteller")
 EOS = (TOKENIZER.eos_token_id,)
@@ -42,6 +43,13 @@ def refusal(**constraint) -> str:
         structure(**constraint)
     assert caught.value.field == "structured_outputs"
     return str(caught.value)
+
+
+def test_the_articles_table_is_that_of_the_keywords():
+    article = Path(__file__).parents[2] / "articles" / "B_structured_output.md"
+    assert table() in article.read_text(encoding="utf-8"), (
+        "the article has another table: `python -m tests.partB.keywords` prints the right one"
+    )
 
 
 @pytest.mark.parametrize("held", HELD, ids=[held.keyword for held in HELD])

@@ -30,13 +30,15 @@ def logits(model, ids: list[int]) -> torch.Tensor:
     return model.logits(model(torch.tensor(ids), torch.arange(len(ids)), causal))
 
 
+CONFIG = LlamaConfig(
+    model_type="gemma", vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=12, intermediate_size=48, max_positions=64, norm_eps=0.01, activation="gelu_pytorch_tanh",
+    tie_word_embeddings=True, dtype=None, raw={}, rope=Rope((1.0,) * 6),
+)  # fmt: skip
+
+
 def test_the_parts_are_in_their_places():
-    config = LlamaConfig(
-        model_type="gemma", vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
-        head_dim=12, intermediate_size=48, max_positions=64, norm_eps=0.01, activation="gelu_pytorch_tanh",
-        tie_word_embeddings=True, dtype=None, raw={}, rope=Rope((1.0,) * 6),
-    )  # fmt: skip
-    model = gemma.Model(config)
+    model = gemma.Model(CONFIG)
     norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
     assert all(isinstance(norm, gemma.RMSNorm) for norm in norms), (
         "all norms are Gemma's: two of each block, and the last"
@@ -46,6 +48,14 @@ def test_the_parts_are_in_their_places():
     assert all(norm.eps == eps for norm in norms), "each norm has the config's epsilon"
     assert all(isinstance(block.mlp, gemma.MLP) for block in model.blocks), "each block has Gemma's MLP"
     assert model.head.weight is model.embed.weight, "the output layer has the embedding's weight"
+
+
+def test_the_parts_have_the_models_dtype_and_device():
+    model = gemma.Model(CONFIG, "meta", torch.bfloat16)
+    wrong = [
+        name for name, p in model.named_parameters() if (p.dtype, p.device.type) != (torch.bfloat16, "meta")
+    ]
+    assert wrong == [], "each new part gets the device and the dtype that the model was given"
 
 
 @every_model

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from engine.models.gemma import Model
@@ -32,6 +33,23 @@ def test_the_weight_stays_as_it_is():
     for _ in range(2):
         Model.embedded(made, torch.tensor([1, 2]))
     assert torch.equal(made.embed.weight, before), "the output layer has the same weight, and is not scaled"
+
+
+class Codes:
+    """An embedding that has no weight, as a quantized one (Part 17): each row is ones."""
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(token_ids), D)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        pytest.fail("rows are looked up by self.embed(token_ids): a quantized embedding has no weight")
+
+
+def test_rows_are_looked_up_by_the_embedding():
+    made = SimpleNamespace(embed=Codes(), config=SimpleNamespace(hidden_size=D))
+    got = Model.embedded(made, torch.tensor([1, 2]))
+    torch.testing.assert_close(got, torch.full((2, D), D**0.5), msg=lambda text: f"times √D: {text}")
 
 
 @torch.inference_mode()

@@ -32,6 +32,14 @@ def test_the_gate_goes_through_gelu_and_up_does_not():
 
 
 @torch.inference_mode()
+def test_it_stays_in_the_dtype_of_the_model():
+    made = mlp().bfloat16()
+    made.down = torch.nn.Identity()  # shows what would go through down
+    got = made(torch.tensor([[0.5]], dtype=torch.bfloat16))
+    assert got.dtype == torch.bfloat16, "unlike the norm, the MLP computes in the dtype of x all along"
+
+
+@torch.inference_mode()
 def test_it_is_the_tanh_approximation():
     """At 2 the approximation is 1.954598, and the exact GELU 1.954500."""
     made = mlp()

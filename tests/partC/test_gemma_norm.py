@@ -34,6 +34,21 @@ def test_eps_is_added_under_the_root():
     assert got == [[0.1667, 1.1667]], "25 + 11 is 36, whose root is 6"
 
 
+def test_each_row_is_normed_by_itself_whatever_the_shape():
+    """Queries come as [T, D] here, and the docstring says x[..., D]."""
+    got = normed([[[1.0, 7.0]], [[10.0, 70.0]]], weight=[9.0, -0.5])
+    assert got.shape == (2, 1, 2), "the shape of x stays"
+    assert numbers(got) == [[[2.0, 0.7]]] * 2, "the mean is over the last axis, D"
+
+
+def test_the_weight_stays_as_it_is():
+    norm = RMSNorm(2, eps=0.0)
+    norm.weight.data = torch.tensor([9.0, -0.5])
+    with torch.inference_mode():
+        first, second = norm(torch.tensor([[1.0, 7.0]])), norm(torch.tensor([[1.0, 7.0]]))
+    assert torch.equal(first, second), "1 is added in each pass, and not to the weight that is kept"
+
+
 def test_one_plus_a_small_weight_is_not_rounded_to_one():
     """In bfloat16 1 + 0.0037 would be 1, and the result 1.3984375."""
     got = normed([[1.0, 7.0]], weight=[0.0, 0.0037], dtype=torch.bfloat16)

@@ -37,6 +37,13 @@ def test_with_a_window_of_one_a_query_sees_itself():
     assert seen(0, 3, 1) == [[0], [1], [2]], "its own key is among the last `window` keys"
 
 
+def test_queries_need_not_be_the_last_keys():
+    mask = visible(torch.tensor([[1], [3]]), torch.arange(5), None)
+    assert mask.tolist() == [[True, True, False, False, False], [True, True, True, True, False]], (
+        "positions are compared, and not places in the tensors: 1 sees 0 and 1, whatever is behind"
+    )
+
+
 def test_positions_need_not_begin_at_zero():
     """As in a chunk behind a window, whose first keys are left out."""
     mask = visible(torch.tensor([[101], [102]]), torch.tensor([99, 100, 101, 102]), 2)

@@ -52,6 +52,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|<img[^>]+src=\"([^\"]+)\"")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 # `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`. The prefix of a
 # metric (`ruvon:steps_total`) is none.
+SWITCH = re.compile(r"^## Switch it on\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^[`\s]*[!$%]*\s*ruvon\b(?!:)", re.MULTILINE)
 
 
@@ -95,7 +96,9 @@ def later_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
 
 
 def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]:
-    """Demos, notebooks, articles and tests before Part 20 use neither `LLM` nor the command `ruvon`."""
+    """Demos, notebooks, articles and tests before Part 20 use neither `LLM` nor the command `ruvon`, but for
+    an article's section SWITCH: it says what a reader types in the full checkout.
+    """
     breaches = []
     for part in [part for part in parts if part.number < PARTS_PLANNED]:
         for path in files:
@@ -108,7 +111,7 @@ def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]
             else:
                 uses = []
             if path.endswith((".md", ".ipynb")):
-                for code in CODE.findall(_prose(root, path)):
+                for code in CODE.findall(SWITCH.sub("", _prose(root, path))):
                     uses += re.findall(r"\bLLM\b", code) + ["ruvon"] * bool(COMMAND.search(code))
             if path.endswith(".ipynb") and COMMAND.search(_cells(root, path, "code")):
                 uses.append("ruvon")

@@ -129,6 +129,14 @@ def test_the_project_may_be_named_in_prose(repo):
     assert breaches(checks.early_showcase, repo) == []
 
 
+def test_an_article_may_end_with_what_switches_its_capability_on(repo):
+    section = "# One\n\n{}\n\n```\nruvon serve\n```\n\n## Behind it\n"
+    write(repo, "articles/01_one.md", section.format("## Switch it on"))
+    assert breaches(checks.early_showcase, repo) == []
+    write(repo, "articles/01_one.md", section.format("## Switch it on") + "\n`ruvon serve`\n")
+    assert breaches(checks.early_showcase, repo) == ["articles/01_one.md: uses ruvon, which part 20 brings"]
+
+
 def test_a_link_out_of_the_learners_tree_is_caught(repo):
     write(repo, "tools/train.py", "")
     write(repo, "articles/01_one.md", "See [it](../tools/train.py#L3) and [that](https://example.org/x).\n")
