@@ -7,11 +7,15 @@
 //   sequences: [{name, computed, known, table, words, hue}]: how many of its first tokens have keys and values, how
 //     many are known, its blocks in order, the text of each token (may be left out), and a colour, 0 to 5
 //   absent: [[name, words], ...]: who has no blocks, and why
-import { box, counted, element, listed, picture, shape, text } from "./play_svg.js";
+import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
 const NAME = 30, CELL = 14, GAP = 4, ROW = 40, HEAD = 15; // pixels
 const ACROSS = 16; // cells of a block beside each other, at most
 const HUES = 6;
+const KINDS = [
+  ["place hue-0", "a token, coloured by sequence"], ["place uncomputed", "known, not computed"],
+  ["place aside", "set aside, unused"], ["place kept", "free, can be found (#)"], ["place free", "free"],
+];
 const SIDE_BY_SIDE = 640; // pixels of width from which tables and blocks stand beside each other
 
 // --- drawings ----------------------------------------------------------------------------------------------------
@@ -148,6 +152,7 @@ export function memoryAt(data, run, moment) {
 export function open(data) {
   const run = ({ memory, size, prefix }) => data.runs.find((one) => one.memory === memory
     && (memory === "slots" || (one.block_size === size && one.prefix === (prefix === "on"))));
+  const paged = ({ memory }) => memory === "pages";
   const most = (key) => Math.max(...data.runs.flatMap(({ moments }) => moments.map(key)));
   const longest = most(({ sequences }) => Math.max(0, ...Object.values(sequences).map(([, known]) => known)));
   const rows = most(({ sequences, waiting = [] }) => Object.keys(sequences).length * ROW + waiting.length * 18) + 8;
@@ -156,8 +161,8 @@ export function open(data) {
     label: data.label,
     choices: [
       { name: "memory", label: "Memory", options: [["pages", "pages"], ["slots", "slots"]], start: "pages" },
-      { name: "size", label: "Tokens in a block", options: [[4, "4"], [16, "16"]], start: 4 },
-      { name: "prefix", label: "Prefix cache", options: [["on", "on"], ["off", "off"]], start: "on" },
+      { name: "size", label: "Tokens in a block", options: [[4, "4"], [16, "16"]], start: 4, applies: paged },
+      { name: "prefix", label: "Prefix cache", options: [["on", "on"], ["off", "off"]], start: "on", applies: paged },
     ],
     moments: (chosen) => run(chosen).moments.length,
     draw(chosen, moment, width) {
@@ -168,7 +173,7 @@ export function open(data) {
       tables.setAttribute("viewBox", `0 0 ${half} ${rows}`);
       const said = element("p", { class: "play-lit", role: "status" }, "Point at a token, or touch it: where does it lie?");
       const drawn = element("div", {},
-        legend(memory),
+        legend(KINDS),
         element("div", { class: beside ? "play-columns" : null }, tables, drawBlocks(memory, half)), said);
       const light = lightUp(drawn, memory, (words, ...which) => { said.textContent = words; lit = which; });
       if (lit) light(...lit);
@@ -176,12 +181,6 @@ export function open(data) {
     },
     words: (chosen, moment) => sentence(data, run(chosen), moment),
   };
-}
-
-function legend() {
-  const kinds = [["hue-0", "a token of a"], ["uncomputed", "known, not computed"], ["aside", "set aside, unused"], ["kept", "free, can be found"], ["free", "free"]];
-  return element("div", { class: "play-legend" }, ...kinds.map(([kind, words]) => element("span", {},
-    picture(12, 12, "", box(0.5, 0.5, 11, 11, `place ${kind}`)), words)), element("span", {}, "# hashed"), element("span", {}, "×2 in two tables"));
 }
 
 const blocksOf = (numbers) => `${numbers.length === 1 ? "block" : "blocks"} ${listed(numbers)}`;
@@ -192,7 +191,8 @@ function sentence(data, run, moment) {
   const unused = aside ? `Set aside: ${counted(aside, "token")}, unused: ${aside - used} (${Math.round((100 * (aside - used)) / aside)}%).` : "";
   if (!moment) return `${counted(run.num_blocks, run.memory === "slots" ? "slot" : "block")} of ${run.block_size} tokens, all free.`;
   const before = { ...NOTHING, ...run.moments[moment - 2] }, now = { ...NOTHING, ...run.moments[moment - 1] };
-  const said = [`Step ${moment}.`];
+  const same = Object.keys(now.work).filter((name) => before.sequences[name] && now.sequences[name]);
+  const said = [same.length ? `Step ${moment}: ${listed(same)} ${same.length > 1 ? "go" : "goes"} on.` : `Step ${moment}.`];
   for (const name of now.preempted) {
     const out = now.copies.some(([kind]) => kind === "out") && now.swapped[name];
     said.push(`${name} is preempted${out ? `: its blocks are copied to ${blocksOf(out)} of the swap space` : " and will compute its tokens again"}.`);
@@ -201,7 +201,8 @@ function sentence(data, run, moment) {
     if (before.sequences[name] && !now.preempted.includes(name)) continue;
     const there = computed - (now.work[name] ?? 0);
     const copied = now.copies.find(([kind, , target]) => kind === "fork" && target.some((block) => table.includes(block)));
-    if (before.swapped[name]) said.push(`${name} comes back from the swap space, into ${blocksOf(table)}.`);
+    const back = now.copies.find(([kind, , target]) => kind === "in" && target.every((block) => table.includes(block)));
+    if (before.swapped[name] && back) said.push(`${name} comes back from the swap space, into ${blocksOf(back[2])}.`);
     else if (copied) said.push(`${name} shares its prompt; of ${blocksOf(copied[1])}, which is not full, it gets a copy: ${blocksOf(copied[2])}.`);
     else said.push(`${name} is admitted${there ? `: ${there} tokens are found, in ${blocksOf(table.slice(0, there / run.block_size))}` : ""}.`);
   }

@@ -8,7 +8,7 @@
 //   lost: tokens that it held when it was preempted, until it holds them again; else 0
 //   limit: tokens that its output may have; may be left out
 //   state: "waits", "runs" or "ended"; note: words at the end of the lane
-import { box, counted, element, listed, picture, shape, text } from "./play_svg.js";
+import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
 const ROW = 18, NAME = 26, NOTE = 64, CHART = 84, AXIS = 30; // pixels
 const APART = 4; // pixels: wider cells are drawn one by one
@@ -37,7 +37,7 @@ function drawLane(lane, y, cell, width) {
     put(known - lane.spoke, known - 1, "draft"); // what stands
     put(known - 1, known - lane.spoke + drafts, "refused");
   }
-  if (lane.state !== "ended" && said) put(known - 1, known, "newest");
+  if (said) put(known - 1, known, "newest"); // only the next step computes it
   shapes.push(text(width, y + 13, lane.note ?? "", "soft end"));
   return shapes;
 }
@@ -75,7 +75,7 @@ export function drawFill(steps, { now, last, most, budget }, width) {
 
 // --- a recording -------------------------------------------------------------------------------------------------
 //
-// {requests: [[name, prompt, output, arrives], ...], runs: [{name, words, budget, marks, steps}, ...]}: a request
+// {choice, requests: [[name, prompt, output, arrives], ...], runs: [{name, words, budget, marks, steps}, ...]}: a request
 // arrives when `arrives` steps are done. A step is {work: {name: [tokens computed, tokens
 // said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
 
@@ -110,7 +110,7 @@ function describe(lane, moment) {
   lane.ended = lane.said >= lane.limit;
   lane.state = lane.ended ? "ended" : lane.held ? "runs" : "waits";
   lane.wait = (lane.first ?? moment) - lane.arrives; // steps from its arrival to its first word
-  if (!lane.there) lane.note = "";
+  if (!lane.there) lane.note = `after ${lane.arrives}`;
   else if (lane.ended) lane.note = "done";
   else if (lane.state === "waits") lane.note = lane.said ? "put back" : `waits ${lane.wait}`;
   else lane.note = lane.now ? `+${lane.now}` : "";
@@ -121,20 +121,17 @@ export function open(data) {
   const run = (chosen) => runs.find(({ name }) => name === chosen.run);
   const longest = Math.max(...requests.map(([, prompt, output]) => prompt + output));
   const tokens = ({ work }) => Object.values(work).reduce((sum, [computed]) => sum + computed, 0);
-  const most = Math.max(...runs.flatMap(({ steps, budget }) => [budget ?? 0, ...steps.map(tokens)]));
   const last = Math.max(...runs.map(({ steps }) => steps.length));
   return {
     label: data.label,
-    choices: [{ name: "run", label: "Scheduler", options: runs.map(({ name, words }) => [name, words]), start: runs[0].name }],
+    choices: [{ name: "run", label: data.choice, options: runs.map(({ name, words }) => [name, words]), start: runs[0].name }],
     moments: (chosen) => run(chosen).steps.length,
     draw(chosen, moment, width) {
-      const { steps, budget } = run(chosen), lanes = lanesAt(requests, run(chosen), moment).filter(({ there }) => there);
-      const rest = requests.length - lanes.length; // a lane stays where it is, so the picture does not jump
-      const blank = Array.from({ length: rest }, () => ({ name: "", prompt: 0, said: 0, held: 0, now: 0, drafts: 0, lost: 0 }));
+      const { steps, budget } = run(chosen), most = Math.max(budget ?? 0, ...steps.map(tokens));
       const fill = steps.slice(0, moment).map((_, i) => split(lanesAt(requests, run(chosen), i + 1)));
       return element("div", {},
-        legend(runs),
-        drawLanes([...lanes, ...blank], width, longest),
+        legend(kindsOf(runs)),
+        drawLanes(lanesAt(requests, run(chosen), moment), width, longest),
         drawFill(fill, { now: moment, last, most, budget }, width));
     },
     words: (chosen, moment) => sentence(lanesAt(requests, run(chosen), moment), run(chosen), moment),
@@ -158,13 +155,18 @@ function split(lanes) {
   return [lanes.reduce((sum, { now }) => sum + now, 0) - output, output];
 }
 
-function legend(runs) {
-  const kinds = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"]];
-  if (runs.some(({ steps }) => steps.some(({ preempted }) => preempted))) kinds.push(["lost", "lost to preemption"]);
-  if (runs.some(({ steps }) => steps.some(({ work }) => Object.values(work).some(([, , drafts]) => drafts)))) kinds.push(["draft", "draft that stands"], ["refused", "draft refused"]);
-  const entries = kinds.map(([kind, words]) => element("span", {},
-    picture(12, 12, "", box(0.5, 0.5, 11, 11, `cell ${kind === "fresh" ? "output fresh" : kind}`)), words));
-  return element("div", { class: "play-legend" }, ...entries);
+// What the legend of these runs has: preemption and drafts only where there are any.
+function kindsOf(runs) {
+  const steps = runs.flatMap((run) => run.steps);
+  const kinds = [
+    ["cell prompt", "prompt"], ["cell output", "output"], ["cell output fresh", "computed in this step"],
+    ["cell newest", "said, not computed"],
+  ];
+  if (steps.some(({ preempted }) => preempted)) kinds.push(["cell lost", "lost to preemption"]);
+  if (steps.some(({ work }) => Object.values(work).some(([, , drafts]) => drafts))) {
+    kinds.push(["cell draft", "draft that stands"], ["cell refused", "draft refused"]);
+  }
+  return kinds;
 }
 
 function sentence(lanes, { budget, steps }, moment) {
@@ -176,7 +178,7 @@ function sentence(lanes, { budget, steps }, moment) {
   const preempted = there.filter(({ thrown }) => thrown);
   for (const { name, lost } of preempted) said.push(`${name} is preempted: ${counted(lost, "token")} must be computed again.`);
   const reading = there.filter(({ now, spoke, drafts }) => now && !(spoke && now === drafts + 1));
-  if (reading.length) said.push(`${listed(reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`))}.`);
+  if (reading.length) said.push(`${reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`).join(", ")}.`);
   const speaking = there.filter(({ spoke, drafts, now }) => spoke && !drafts && now === 1).map(({ name }) => name);
   if (speaking.length) said.push(`${listed(speaking)} ${speaking.length > 1 ? "say a token each" : "says a token"}.`);
   for (const { name, drafts, spoke } of there.filter((lane) => lane.drafts)) said.push(`Of ${name}'s ${counted(drafts, "draft")}, ${spoke - 1} stand${spoke === 2 ? "s" : ""}.`);
