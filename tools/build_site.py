@@ -1,10 +1,12 @@
-"""The articles and notebooks as a site: `make site`, then open out/site/index.html.
+"""The articles and notebooks as a site: `make site`, then `python -m http.server -d out/site`.
 
     python tools/build_site.py [FOLDER]       # default: out/site; a warning is an error
 
 Sphinx reads Markdown and notebooks as they are. What this adds: a front page, the road as its navigation, an
 API reference, and a page for each file that an article links to: code is a click away, and no download.
-Where the site will be is in RUVON_SITE, for links that must be whole (site/pages.py).
+Figures that can be played load modules and recordings, which a browser reads over HTTP only: a page that is
+opened as a file shows their pictures. Where the site will be is in RUVON_SITE, for links that must be whole
+(site/pages.py).
 """
 
 import json
@@ -24,6 +26,7 @@ from parts.manifest import TAG, Part, load_parts  # noqa: E402
 from tools.site_pages import NOT_FOUND, landing  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
+PICTURE = re.compile(r"^!\[[^\]]*\]\(figures/(\w+)\.svg\)$", re.MULTILINE)  # alone in its line
 FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 BESIDE = (  # the articles beside the road, in the order of the navigation
     "articles/use.md",
@@ -32,6 +35,8 @@ BESIDE = (  # the articles beside the road, in the order of the navigation
     "articles/differs_from_vllm.md",
 )
 README = "readme.md"  # README's page; the first page is a shorter one
+FIGURES = ROOT / "articles" / "figures"
+PLAYER = ROOT / "engine" / "server" / "pages"  # play.js and what it needs, which a server's pages use, too
 LANGUAGES = {
     ".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".html": "html", ".js": "javascript",
     ".css": "css", ".sh": "bash",
@@ -54,7 +59,11 @@ class Stage:
             shutil.copy(ROOT / "site" / name, self._at(name))
         for name in ("ruvon.css", "card.png"):
             shutil.copy(ROOT / "site" / name, self._at(f"_static/{name}"))
-        shutil.copytree(ROOT / "articles" / "figures", self.folder / "articles" / "figures")
+        for file in PLAYER.glob("play*"):
+            shutil.copy(file, self._at(f"_static/{file.name}"))
+        for file in FIGURES.glob("*.play.json"):
+            shutil.copy(file, self._at(f"_static/{file.name}"))
+        shutil.copytree(FIGURES, self.folder / "articles" / "figures")
         readme = (ROOT / "README.md").read_text()
         self._at("index.md").write_text(self._front(readme))
         self._at(README).write_text(self._linked(readme, "README.md"))
@@ -80,7 +89,7 @@ class Stage:
 
     def _article(self, part: Part) -> str:
         path = f"articles/{part.name}.md"
-        text = self._linked((ROOT / path).read_text(), path)
+        text = played(self._linked((ROOT / path).read_text(), path))
         return (
             f"{text}\n\n```{{toctree}}\n:hidden:\n\nNotebook {part.number} <../notebooks/{part.name}>\n```\n"
         )
@@ -114,6 +123,21 @@ class Stage:
 
 
 KINDS = {"articles": "md", "notebooks": "ipynb"}
+
+
+def played(article: str) -> str:
+    """The article, with each picture that has a recording beside it inside the element that plays it."""
+
+    def playing(picture: re.Match) -> str:
+        recording = f"{picture[1]}.play.json"
+        if not (FIGURES / recording).exists():
+            return picture[0]
+        return f'<ruvon-play src="../_static/{recording}">\n\n{picture[0]}\n\n</ruvon-play>'
+
+    text = PICTURE.sub(playing, article)
+    if text == article:
+        return article
+    return f'{text}\n\n<script type="module" src="../_static/play.js"></script>\n'
 
 
 def _navigation(caption: str, entries: list[str]) -> str:
