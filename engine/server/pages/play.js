@@ -193,7 +193,9 @@ class Play extends HTMLElement {
   draw() {
     this.width = this.picture.clientWidth;
     if (!this.width) return; // not laid out yet: the observer calls again
+    const focused = this.picture.contains(document.activeElement); // on what is about to go
     this.picture.replaceChildren(this.view.draw(this.chosen, this.moment, this.width));
+    if (focused) this.focus({ preventScroll: true });
     this.words.textContent = this.view.words(this.chosen, this.moment);
     this.state();
   }
