@@ -7,7 +7,7 @@ lists; the counting is left to whoever reads the copy, in another thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -33,14 +33,19 @@ class BlocksCopy:
     known: list[int]  # the blocks that a prefix cache can find
 
     def read(self) -> dict:
-        """The blocks as JSON data: how many are `used`, by at least one sequence; `shared`, by at least two,
-        and so counted in `used`, too; and `known`: free, but with contents that the prefix cache can find. In
-        `cells` these are lists, with a number for each cell; `references` has the most of a block there.
+        """The blocks as JSON data. How many are `used`, by one sequence or more; `shared`, by two or more;
+        `known` to the prefix cache; and `kept`: free, but known. In `cells` these are lists, with a number for
+        each cell; `references` has the most that a block there has.
         """
         references = np.array(self.references)
         is_known = np.zeros(len(references), dtype=bool)
         is_known[self.known] = True
-        states = {"used": references > 0, "shared": references > 1, "known": is_known & (references == 0)}
+        states = {
+            "used": references > 0,
+            "shared": references > 1,
+            "known": is_known,
+            "kept": is_known & (references == 0),
+        }
         size = cell_size(len(references))
         starts = np.arange(0, len(references), size)
         cells = {name: np.add.reduceat(state, starts, dtype=int).tolist() for name, state in states.items()}
@@ -74,6 +79,14 @@ class MemoryCopy:
         }
 
 
+class Table(NamedTuple):
+    """Where the tokens of one request lie."""
+
+    blocks: int  # how many blocks, or slots, it holds
+    given_back: int  # how many blocks before them it has given back, since no layer sees them (Extension C)
+    cells: list[int]  # the cells of its blocks, in the order of its tokens, each once, at most MAX_TABLE
+
+
 def copy_memory(cache: KVCacheManager, running: Sequence[Request]) -> MemoryCopy:
     """A copy of what a cache holds for the `running` requests. Of a cache that has neither pages nor slots,
     only the totals are known. Must be called in the engine's thread, between two steps.
@@ -96,15 +109,13 @@ def copy_memory(cache: KVCacheManager, running: Sequence[Request]) -> MemoryCopy
     return MemoryCopy("token", 1, held, total, unused, None)
 
 
-def copy_table(cache: KVCacheManager, request: Request) -> tuple[int, list[int]]:
-    """(n, cells): how many blocks, or slots, a request holds, and the cells in which they lie: in the order of
-    the request's tokens, each once, at most MAX_TABLE.
-    """
+def copy_table(cache: KVCacheManager, request: Request) -> Table:
+    """Where the tokens of a request lie now."""
     if isinstance(cache, PagedCache) and request.id in cache.allocations:
         allocation = cache.allocations[request.id]
         held = allocation.table.blocks[allocation.num_given_back :]
         cells = dict.fromkeys((held // cell_size(cache.num_blocks)).tolist())
-        return len(held), list(cells)[:MAX_TABLE]
+        return Table(len(held), allocation.num_given_back, list(cells)[:MAX_TABLE])
     if isinstance(cache, SlotCache) and request.id in cache.slot_of:
-        return 1, [cache.slot_of[request.id] // cell_size(cache.num_slots)]
-    return 0, []
+        return Table(1, 0, [cache.slot_of[request.id] // cell_size(cache.num_slots)])
+    return Table(0, 0, [])

@@ -38,6 +38,7 @@ class Tracked:
     num_outputs: int = 0  # output tokens after that step
     step: int = 0  # the number of that step
     computed: int = 0  # tokens that the step computed for it, drafts included
+    checked: int = 0  # drafts among these
     new: int = 0  # output tokens that came of it
 
 
@@ -113,9 +114,9 @@ class LiveView(Listener):
         return scheduler.max_num_batched_tokens if isinstance(scheduler, ContinuousScheduler) else None
 
     def _row(self, tracked: Tracked) -> dict:
-        """A request as JSON data. `step`, `now` and `new` are `Tracked`'s. `table` is that of `copy_table`."""
+        """A request as JSON data. The last four are `Tracked`'s, and `now` its `computed`."""
         request, num_outputs = tracked.request, len(tracked.request.stats.token_times)
-        num_blocks, table = copy_table(self.engine.scheduler.cache, request)
+        table = copy_table(self.engine.scheduler.cache, request)
         return {
             "label": tracked.label,
             "state": self._state(request),
@@ -128,10 +129,12 @@ class LiveView(Listener):
             "drafts": len(request.draft_ids),
             "preemptions": request.num_preemptions,
             "adapter": request.adapter,
-            "blocks": num_blocks,
-            "table": table,
+            "blocks": table.blocks,
+            "given_back": table.given_back,
+            "table": table.cells,
             "step": tracked.step,
             "now": tracked.computed,
+            "checked": tracked.checked,
             "new": tracked.new,
         }
 
@@ -192,11 +195,12 @@ class LiveView(Listener):
             new = num_outputs - tracked.num_outputs
             tracked.num_outputs, tracked.step = num_outputs, record.number
             tracked.computed, tracked.new = computed, new
+            tracked.checked = computed - 1 if is_output else 0
             if is_output:
                 kept = max(0, new - 1)
                 tokens["output"] += 1
                 tokens["kept"] += kept
-                tokens["refused"] += computed - 1 - kept
+                tokens["refused"] += tracked.checked - kept
             else:
                 tokens["again" if tracked.request.num_preemptions else "prompt"] += computed
         about = {

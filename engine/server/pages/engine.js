@@ -1,7 +1,7 @@
 // The page /engine: reads the stream of snapshots, and draws each with the functions of the articles' figures. Nothing
 // is kept beyond the page; the API key least of all.
-import { cellsLegend, drawCells } from "./engine_memory.js";
-import { drawFill, drawLanes, lanesLegend } from "./play_steps.js";
+import { drawCells, drawMemory, memoryLegend } from "./engine_memory.js";
+import { drawFill, drawLanes, drawLegend } from "./play_steps.js";
 import { counted, element } from "./play_svg.js";
 import { ask, events } from "./stream.js";
 
@@ -89,6 +89,7 @@ function moves({ events: list, time }) {
 
 // --- what is drawn -----------------------------------------------------------------------------------------------
 
+const KINDS = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"], ["draft", "draft that stands"], ["refused", "draft refused"]];
 const NOTES = { waiting: "waits", preempted: "preempted", swapped: "swapped" };
 
 function lane(request, last) {
@@ -111,10 +112,12 @@ function draw() {
   $("model").textContent = snapshot.model;
   $("tiles").replaceChildren(...tiles(snapshot));
   $("memory-words").textContent = memoryWords(memory);
-  cells("memory", memory.blocks, before?.memory.blocks, one?.table);
+  $("memory-legend").replaceChildren(...memoryLegend(memory));
+  show("memory", (width) => memory.blocks && drawMemory(memory, requests, { before: before?.memory, chosen }, width));
   $("swap").hidden = !memory.swap;
   if (memory.swap) $("swap-words").textContent = `${number(memory.swap.used)} of ${counted(memory.swap.total, "block")} hold keys and values of preempted requests.`;
-  cells("swap-cells", memory.swap, before?.memory.swap);
+  const inSwap = { label: "The blocks of the swap space", before: before?.memory.swap };
+  show("swap-cells", (width) => memory.swap && drawCells(memory.swap, inSwap, width));
   choices(requests);
   $("one").textContent = oneWords(one);
 
@@ -130,10 +133,6 @@ function draw() {
 
   $("events").replaceChildren(...moves(snapshot));
   $("no-events").hidden = snapshot.events.length > 0;
-}
-
-function cells(id, blocks, last, marked = []) {
-  show(id, (width) => blocks && drawCells(blocks, { label: "The blocks of the memory", before: last, chosen: marked }, width));
 }
 
 // Draws into the element `id`, as wide as it is; nothing, if there is nothing to draw.
@@ -214,6 +213,5 @@ $("ask").addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", changed);
 new ResizeObserver(() => snapshot && draw()).observe(document.querySelector("main"));
-$("memory-legend").append(...cellsLegend());
-$("lanes-legend").append(...lanesLegend(["prompt", "output", "fresh", "draft", "refused"]));
+$("lanes-legend").append(drawLegend(KINDS));
 changed();

@@ -1,42 +1,66 @@
-// The memory of the engine on the page /engine: a cell for each block, or for several neighbours.
+// The memory of the engine on the page /engine. A few blocks are drawn token by token, as in Part 12's figure. Of more,
+// each is a cell, or several neighbours are.
 //
 // `blocks` is what engine/telemetry/live_memory.py sends: total, cell_size (blocks in a cell), used, shared, known,
 // kept, and in `cells` the same for each cell.
+import { drawBlocks } from "./play_blocks.js";
 import { box, element, picture, shape } from "./play_svg.js";
 
+const FEW = 24; // blocks that are drawn token by token
+const LONG = 32; // tokens of a block that is not
 const LARGE = 20, SMALL = 11; // pixels of a cell, with its gap
-const FEW = 256; // cells, which can be large
-const KINDS = [["shared", "shared"], ["used", "in use"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
+const MANY = 256; // cells, which are small
+const HUES = 6; // of play.css
+const STATES = [["shared", "shared"], ["used", "in use by one"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
+const MARKS = [["changed", "changed since the last picture"], ["chosen", "of the chosen request"]];
+const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
 
-// `before`: the blocks of the last picture, or null; `chosen`: numbers of the cells to be marked.
+const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
+
+// `before` is the memory in the last picture, or null; `chosen` the label of a request, or null.
+export function drawMemory(memory, requests, { before, chosen }, width) {
+  if (!isDetailed(memory)) {
+    const table = requests.find(({ label }) => label === chosen)?.table;
+    return drawCells(memory.blocks, { label: "The blocks of the memory", before: before?.blocks, chosen: table }, width);
+  }
+  const drawn = drawBlocks(plan(memory, requests), width);
+  if (chosen) for (const place of drawn.querySelectorAll(`[data-sequence="${chosen}"]`)) place.classList.add("lit");
+  return drawn;
+}
+
+// The memory as play_blocks.js has it.
+function plan({ unit_tokens: size, blocks }, requests) {
+  const known = blocks.cells.known.flatMap((isKnown, block) => (isKnown ? [block] : []));
+  const sequences = requests.filter(({ blocks: count }) => count).map(({ label, held, prompt, output, given_back: gone, table }) => {
+    const [of, sample = 0] = label.split(".").map(Number);
+    return { name: label, computed: held, known: prompt + output, table: [...Array(gone).fill(-1), ...table], hue: (of + sample) % HUES };
+  });
+  return { block_size: size, references: blocks.cells.references, known, sequences, absent: [] };
+}
+
 export function drawCells(blocks, { label, before = null, chosen = [] }, width) {
   const { cells, total, cell_size: size } = blocks, count = cells.used.length;
-  const pixels = count <= FEW ? LARGE : SMALL, columns = Math.max(1, Math.floor(width / pixels)), side = pixels - 2;
-  const at = (i) => [(i % columns) * pixels + 1, Math.floor(i / columns) * pixels + 1];
-  const inside = { shared: "", used: "", kept: "", free: "" }, around = { changed: "", chosen: "" };
+  const pixels = count > MANY ? SMALL : LARGE, columns = Math.max(1, Math.floor(width / pixels)), side = pixels - 2;
+  const paths = { free: "", kept: "", used: "", shared: "", changed: "", chosen: "" }; // one for all cells of a kind
+  const put = (kind, i, from, to) => { // from and to: shares of the cell, from its bottom
+    const x = (i % columns) * pixels + 1, y = Math.floor(i / columns) * pixels + 1, height = side * (to - from);
+    if (height) paths[kind] += `M${x} ${(y + side * (1 - to)).toFixed(1)}h${side}v${height.toFixed(1)}h${-side}z`;
+  };
   for (let i = 0; i < count; i += 1) {
-    const [x, y] = at(i), inCell = Math.min(size, total - i * size);
-    let bottom = y + side; // from the bottom up: shared, in use by one, found by the prefix cache
-    const put = (kind, blocksOfIt) => {
-      const height = (side * blocksOfIt) / inCell;
-      if (blocksOfIt) inside[kind] += `M${x} ${(bottom - height).toFixed(1)}h${side}v${height.toFixed(1)}h${-side}z`;
-      bottom -= height;
-    };
-    inside.free += `M${x} ${y}h${side}v${side}h${-side}z`;
-    put("shared", cells.shared[i]);
-    put("used", cells.used[i] - cells.shared[i]);
-    put("kept", cells.kept[i]);
-    const isNew = before?.total === total && (before.cells.used[i] !== cells.used[i] || before.cells.shared[i] !== cells.shared[i]);
-    if (isNew) around.changed += `M${x} ${y}h${side}v${side}h${-side}z`;
+    const share = 1 / Math.min(size, total - i * size), shared = cells.shared[i] * share, used = cells.used[i] * share;
+    put("free", i, 0, 1);
+    put("shared", i, 0, shared);
+    put("used", i, shared, used);
+    put("kept", i, used, used + cells.kept[i] * share);
+    if (before?.total === total && ["used", "shared"].some((state) => before.cells[state][i] !== cells[state][i])) put("changed", i, 0, 1);
   }
-  for (const i of chosen) {
-    const [x, y] = at(i);
-    around.chosen += `M${x} ${y}h${side}v${side}h${-side}z`;
-  }
-  const order = [["free", inside.free], ["kept", inside.kept], ["used", inside.used], ["shared", inside.shared], ...Object.entries(around)];
-  const shapes = order.map(([kind, d]) => shape("path", { class: `cell ${kind}`, d }));
+  for (const i of chosen) put("chosen", i, 0, 1);
+  const shapes = Object.entries(paths).map(([kind, d]) => shape("path", { class: `cell ${kind}`, d }));
   return picture(width, Math.ceil(count / columns) * pixels + 2, label, ...shapes);
 }
 
-export const cellsLegend = () => [...KINDS, ["changed", "changed since the last picture"], ["chosen", "of the chosen request"]].map(([kind, words]) =>
-  element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `cell ${kind}`)), words));
+export function memoryLegend(memory) {
+  if (!memory.blocks) return [];
+  const kinds = isDetailed(memory) ? TOKENS : [...STATES, ...MARKS];
+  return kinds.map(([kind, words]) => element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `place ${kind}`)), words));
+}

@@ -52,8 +52,8 @@ function cells(from, to, kind, y, cell) {
 }
 
 // A bar for each step: how many tokens of prompts and of outputs it computed. `steps` has [prompt, output] for
-// each, `now` is the number of the last one, from 1; `most` tokens and `last` steps give the axes their lengths.
-export function drawFill(steps, { now, last, most, budget }, width) {
+// each, the first of step `first`, `now` is how many there are; `most` tokens and `last` steps give the axes their lengths.
+export function drawFill(steps, { first = 1, now, last, most, budget }, width) {
   const x = (step) => AXIS + ((step - 1) * (width - AXIS)) / last, bar = (width - AXIS) / last;
   const y = (tokens) => 6 + CHART * (1 - tokens / most);
   const shapes = [shape("path", { class: "line", d: `M${AXIS} ${y(0)}H${width}` })];
@@ -67,8 +67,8 @@ export function drawFill(steps, { now, last, most, budget }, width) {
     shapes.push(text(AXIS - 4, y(budget) + 4, budget, "end"));
   }
   if (!budget || budget < most * 0.8) shapes.push(text(AXIS - 4, y(most) + 8, most, "soft end"));
-  shapes.push(text(AXIS - 4, y(0), "0", "soft end"), text(AXIS, y(0) + 15, "step 1", "soft"));
-  shapes.push(text(width, y(0) + 15, last, "soft end"));
+  shapes.push(text(AXIS - 4, y(0), "0", "soft end"), text(AXIS, y(0) + 15, `step ${first}`, "soft"));
+  shapes.push(text(width, y(0) + 15, first + last - 1, "soft end"));
   const label = `Tokens in each step${budget ? `, of a budget of ${budget}` : ""}`;
   return picture(width, CHART + 26, label, ...shapes);
 }
@@ -164,6 +164,11 @@ function legend(runs) {
   const kinds = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"]];
   if (runs.some(({ steps }) => steps.some(({ preempted }) => preempted))) kinds.push(["lost", "lost to preemption"]);
   if (runs.some(({ drafts }) => drafts)) kinds.push(["draft", "draft that stands"], ["refused", "draft refused"]);
+  return drawLegend(kinds);
+}
+
+// What the cells of lanes mean: `kinds` has [kind, words] of each.
+export function drawLegend(kinds) {
   const entries = kinds.map(([kind, words]) => element("span", {},
     picture(12, 12, "", box(0.5, 0.5, 11, 11, `cell ${kind === "fresh" ? "output fresh" : kind}`)), words));
   return element("div", { class: "play-legend" }, ...entries);
