@@ -62,7 +62,7 @@ class Frames:
                 await asyncio.sleep(self._next_at - time.monotonic())
                 async with asyncio.timeout(STEP_SECONDS):
                     snapshot = await self._engine.between_steps(self._view.snapshot)
-                self._frame, seconds = await asyncio.to_thread(_encode, snapshot)
+                self._frame, seconds = await asyncio.to_thread(encode, snapshot)
                 self.number += 1
                 pause = max(1 / FRAMES_PER_SECOND, (snapshot.took + seconds) / TIME_SHARE)
                 self._next_at = time.monotonic() + pause
@@ -98,7 +98,7 @@ class Frames:
             yield event(as_request_error(error).body())
 
 
-def _encode(snapshot: Snapshot) -> tuple[str, float]:
+def encode(snapshot: Snapshot) -> tuple[str, float]:
     """The snapshot as an event, and the seconds of processor time that this took."""
     start = time.thread_time()
     frame = event(snapshot.read())

@@ -26,7 +26,7 @@ from tests.system.attack import (
 
 KEY = {"authorization": "Bearer secret"}
 HOST = b"host: localhost\r\n"
-WATCHED = ("/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js")
+WATCHED = ("/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js", "/engine", "/engine/engine.js")
 LONG = "word " * 400
 
 
