@@ -1,4 +1,4 @@
-"""What does an open page /engine cost: a step of 32 sequences, watched and not, and a snapshot of many blocks?
+"""What does an open page /engine cost: a step of 32 sequences, watched and not, and a copy of many blocks?
 
     python -m benchmarks.part12_live_view [--sequences 32] [--rounds 4]
 
@@ -134,8 +134,8 @@ def main() -> None:
         "blocks": {"columns": ["blocks", "ms of the engine's thread"], "rows": many},
     }
     workload = {
-        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds, "window": WINDOW,
-        "blocks": NUM_BLOCKS, "frames_per_second": FRAMES_PER_SECOND,
+        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
+        "window": WINDOW, "blocks": NUM_BLOCKS, "frames_per_second": FRAMES_PER_SECOND,
     }  # fmt: skip
     show(record("part12_live_view", __doc__.splitlines()[0], workload, figures, tables), tables)
 

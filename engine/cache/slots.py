@@ -63,7 +63,8 @@ class SlotCache:
         return num_tokens <= self.slot_tokens
 
     def usage(self) -> Usage:
-        return Usage(len(self.slot_of), len(self.slot_of) * self.slot_tokens, self.num_slots * self.slot_tokens)
+        num_taken = len(self.slot_of)
+        return Usage(num_taken, num_taken * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         slot = np.array([self.slot_of[seq_id] for seq_id in ids])  # [S]

@@ -30,7 +30,8 @@ from engine.telemetry.live_view import LiveView, Snapshot
 DRAWINGS = ("play.css", "play_svg.js", "play_blocks.js", "play_steps.js")  # of the articles' figures
 SHARED = ("dashboard.css", "stream.js")  # with other pages
 FILES = {"/engine": PAGES / "engine.html"} | {
-    f"/engine/{name}": PAGES / name for name in ("engine.css", "engine.js", "engine_memory.js", *SHARED, *DRAWINGS)
+    f"/engine/{name}": PAGES / name
+    for name in ("engine.css", "engine.js", "engine_memory.js", *SHARED, *DRAWINGS)
 }
 OPEN_PATHS = frozenset(FILES)
 EVENTS_PATH = "/engine/events"

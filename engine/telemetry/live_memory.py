@@ -34,8 +34,8 @@ class BlocksCopy:
 
     def read(self) -> dict:
         """The blocks as JSON data. How many are `used`, by one sequence or more; `shared`, by two or more;
-        `known` to the prefix cache; and `kept`: free, but known. In `cells` these are lists, with a number for
-        each cell; `references` has the most that a block there has.
+        `known` to the prefix cache; and `kept`: free, but known. In `cells` these are lists, with a number
+        for each cell; `references` has the most that a block there has.
         """
         references = np.array(self.references)
         is_known = np.zeros(len(references), dtype=bool)
@@ -67,7 +67,7 @@ class MemoryCopy:
     swap: BlocksCopy | None = None  # None without a swap space
 
     def read(self) -> dict:
-        """The memory as JSON data: the fields above, with `blocks` and `swap` as `BlocksCopy.read` has them."""
+        """The memory as JSON data: the fields above, `blocks` and `swap` as `BlocksCopy.read` has them."""
         return {
             "unit": self.unit,
             "unit_tokens": self.unit_tokens,

@@ -214,6 +214,6 @@ class LiveView(Listener):
 
 
 def _decodes(tracked: Tracked, start: int) -> bool:
-    """Whether a step that begins at position `start` continues an output: at the last token that was known."""
+    """Whether a step that begins at position `start` decodes: begins at the last token that was known."""
     last_known = tracked.request.num_prompt_tokens + tracked.num_outputs - 1
     return tracked.num_outputs > 0 and start == last_known

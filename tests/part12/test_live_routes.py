@@ -130,8 +130,8 @@ def test_the_page_may_talk_to_its_own_server_alone_and_carries_no_inline_code(se
         assert not re.search(r"(https?:)?//[a-z0-9-]+\.", text), f"{file.name} names another host"
     page = FILES["/engine"].read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|<style|\sstyle=", page)
-    needed = {name for file in FILES.values() for name in re.findall(r'from "\./(\w+\.js)"', file.read_text())}
-    assert needed <= {file.name for file in FILES.values()}, "what a module imports is served beside it"
+    imports = re.findall(r'from "\./(\w+\.js)"', "".join(file.read_text() for file in FILES.values()))
+    assert set(imports) <= {file.name for file in FILES.values()}, "what a module imports is served beside it"
 
 
 # --- frames ---------------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def asked(url: str, people: int = 6) -> Iterator[None]:
     stopping = threading.Event()
 
     def ask(number: int) -> None:
-        body = {"model": "storyteller", "prompt": f"Once upon a time {number}", "temperature": 1, "max_tokens": 60}
-        body |= {"n": 1 + number % 2, "ignore_eos": True}
+        body = {"model": "storyteller", "prompt": f"Once upon a time {number}", "max_tokens": 60}
+        body |= {"temperature": 1, "n": 1 + number % 2, "ignore_eos": True}
         headers = {"Authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=url, timeout=DEADLINE, headers=headers, trust_env=False) as client:
             while not stopping.is_set():

@@ -12,7 +12,11 @@ from engine.telemetry.live_view import LiveView
 from tests.part06.fakes import Recorder
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
-PROMPTS = ["Once upon a time", "The dog saw the cat. The dog saw the", "Lily had a red ball and Tom had a red ball"]
+PROMPTS = [
+    "Once upon a time",
+    "The dog saw the cat. The dog saw the",
+    "Lily had a red ball and Tom had a red ball",
+]
 DRAFTS = {"num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT.as_dict()}  # in every step
 MODEL_DRAFTS = DRAFTS | {"model": "storyteller-draft"}
 LITTLE = {"kv_cache_memory_bytes": 2**20, "max_model_len": 96, "max_num_seqs": 3}

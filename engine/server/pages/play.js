@@ -173,7 +173,9 @@ class Play extends HTMLElement {
 
   answer(event) {
     event.preventDefault();
+    if (!this.answers) return; // Enter, once more
     const { fields } = this.answers, inputs = this.inputs;
+    this.answers = null;
     const right = fields.filter(([, number], i) => Number(inputs[i].value) === number).length;
     fields.forEach(([, number], i) => {
       const row = inputs[i].parentElement, hit = Number(inputs[i].value) === number;
@@ -185,7 +187,7 @@ class Play extends HTMLElement {
     this.question.append(element("p", { role: "status" }, `${right} of ${fields.length} right.`));
     this.moment += 1;
     this.draw();
-    this.focus();
+    this.focus({ preventScroll: true });
   }
 
   // --- what is seen ----------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ export function drawFill(steps, { first = 1, now, last, most, budget }, width) {
 // --- a recording -------------------------------------------------------------------------------------------------
 //
 // {requests: [[name, prompt, output, arrives], ...], runs: [{name, words, budget, marks, steps}, ...]}: a request
-// arrives when `arrives` steps are done. A step is {work: {name: [computed, said]}, preempted: [name, ...]}.
+// arrives when `arrives` steps are done. A step is {work: {name: [tokens computed, tokens
+// said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
 
 // The lanes after `moment` steps of a run.
 export function lanesAt(requests, run, moment) {
@@ -89,17 +90,14 @@ export function lanesAt(requests, run, moment) {
       const lane = named[name];
       Object.assign(lane, { lost: Math.max(lane.lost, lane.held), held: 0, thrown: true });
     }
-    for (const [name, [computed, spoke]] of Object.entries(work)) advance(named[name], computed, spoke, i + 1);
+    for (const [name, numbers] of Object.entries(work)) advance(named[name], i + 1, ...numbers);
   });
   for (const lane of lanes) describe(lane, moment);
   return lanes;
 }
 
-function advance(lane, computed, spoke, step) {
-  const lacking = lane.prompt + lane.said - lane.held;
-  lane.now = computed;
-  lane.spoke = spoke;
-  lane.drafts = Math.max(0, computed - lacking);
+function advance(lane, step, computed, spoke, drafts = 0) {
+  Object.assign(lane, { now: computed, spoke, drafts });
   lane.said += spoke;
   // The token said last is not computed yet, and neither are drafts that were refused.
   lane.held = spoke ? lane.prompt + lane.said - 1 : lane.held + computed;
@@ -140,7 +138,7 @@ export function open(data) {
         drawFill(fill, { now: moment, last, most, budget }, width));
     },
     words: (chosen, moment) => sentence(lanesAt(requests, run(chosen), moment), run(chosen), moment),
-    question(chosen, moment) {
+    question: runs.some(({ marks }) => marks.length) && ((chosen, moment) => {
       const { marks, steps, budget } = run(chosen);
       if (!marks.includes(moment)) return null;
       const lanes = lanesAt(requests, run(chosen), moment - 1).filter(({ there, ended }) => there && !ended);
@@ -150,7 +148,7 @@ export function open(data) {
       ]);
       const limit = budget ? `Step ${moment} has a budget of ${budget} tokens, and ${run(chosen).seats} seats.` : `Step ${moment} comes.`;
       return { ask: `${limit} How many tokens of each are computed in it?`, fields };
-    },
+    }),
   };
 }
 
@@ -163,7 +161,7 @@ function split(lanes) {
 function legend(runs) {
   const kinds = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"]];
   if (runs.some(({ steps }) => steps.some(({ preempted }) => preempted))) kinds.push(["lost", "lost to preemption"]);
-  if (runs.some(({ drafts }) => drafts)) kinds.push(["draft", "draft that stands"], ["refused", "draft refused"]);
+  if (runs.some(({ steps }) => steps.some(({ work }) => Object.values(work).some(([, , drafts]) => drafts)))) kinds.push(["draft", "draft that stands"], ["refused", "draft refused"]);
   return drawLegend(kinds);
 }
 
