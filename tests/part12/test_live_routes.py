@@ -130,11 +130,12 @@ def test_the_page_may_talk_to_its_own_server_alone_and_carries_no_inline_code(se
         assert not re.search(r"(https?:)?//[a-z0-9-]+\.", text), f"{file.name} names another host"
     page = FILES["/engine"].read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|<style|\sstyle=", page)
-    imports = re.findall(r'from "\./(\w+\.js)"', "".join(file.read_text() for file in FILES.values()))
+    code = "".join(file.read_text() for file in FILES.values())
+    imports = re.findall(r'from "\./(\w+\.js)"', code)
     assert set(imports) <= {file.name for file in FILES.values()}, "what a module imports is served beside it"
 
 
-# --- frames ---------------------------------------------------------------------------------------------------
+# --- frames -------------------------------------------------------------------------------------------
 
 
 def in_a_loop(scene) -> None:

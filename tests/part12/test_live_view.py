@@ -1,4 +1,4 @@
-"""A snapshot of the engine at work: its memory cell by cell, its requests and steps, and the bounds of all lists."""
+"""A snapshot of the engine at work: memory cell by cell, requests, steps; and the bounds of all lists."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The page /engine of `ruvon serve` in a real browser, while others ask: what it draws, for everyone, behind the key."""
+"""The page /engine of `ruvon serve` in a real browser, while others ask: for everyone, behind the key."""
 
 import re
 import threading
@@ -15,7 +15,7 @@ from tests.system.test_serve import start
 from tests.system.tools import DEADLINE, browser  # noqa: F401
 
 KEY = "secret"
-LITTLE = ("--kv-cache-memory-bytes", str(2**20), "--max-model-len", "96")  # memory of a few blocks
+LITTLE = ("--kv-cache-memory-bytes", "2000000", "--max-model-len", "96")  # ten blocks
 SWAP = ("--swap-space", "0.01", "--preemption-mode", "swap")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
 
@@ -79,7 +79,7 @@ def narrow():
 
 @pytest.fixture
 def watch(browser):  # noqa: F811
-    """watch(url, **options of the context) -> the page, to which the key was given; in the end, no complaint."""
+    """watch(url, **options of the context) -> the page, which has the key; in the end, no complaint."""
     with ExitStack() as stack:
         opened = Opened(browser, stack)
 

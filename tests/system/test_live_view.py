@@ -19,7 +19,7 @@ PROMPTS = [
 ]
 DRAFTS = {"num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT.as_dict()}  # in every step
 MODEL_DRAFTS = DRAFTS | {"model": "storyteller-draft"}
-LITTLE = {"kv_cache_memory_bytes": 2**20, "max_model_len": 96, "max_num_seqs": 3}
+LITTLE = {"kv_cache_memory_bytes": 2_000_000, "max_model_len": 96, "max_num_seqs": 3}
 OPTIONS = {
     "pages": {},
     "slots": {"kv_cache": "slots"},
