@@ -26,7 +26,7 @@ from engine.telemetry.live_memory import MemoryCopy, copy_memory, copy_table
 KEEP_SECONDS = 5.0  # after a snapshot: how long steps are noted
 MAX_RUNNING, MAX_WAITING = 32, 16  # requests in a snapshot
 MAX_STEPS = 64  # the newest ones
-MAX_EVENTS = 16  # the newest ones
+MAX_EVENTS = 8  # the newest ones
 
 
 @dataclass(slots=True)

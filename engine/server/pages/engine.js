@@ -14,7 +14,8 @@ const percent = (part, whole) => `${whole ? Math.round((100 * part) / whole) : 0
 
 let stopping = null; // of the stream, while it is read
 let snapshot = null, before = null; // the newest one, and the one before
-let chosen = null; // the label of a request
+let rows = []; // labels of requests, or null: a request keeps its row until it ends
+let chosen = null; // the number of a row
 
 // --- what is said ------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ function stepWords(step) {
 }
 
 function oneWords(request) {
-  if (!request) return chosen ? `Request ${chosen} has ended.` : "Choose a request to see where its tokens lie.";
+  if (!request) return chosen === null ? "Choose a request to see where its tokens lie." : "This row has no request now.";
   const { label, blocks, held, prompt, output, cached, adapter, table, preemptions } = request, { memory } = snapshot;
   const said = [`Request ${label}: ${counted(prompt, "token")} of prompt, ${number(output)} of output, ${number(held)} in memory`];
   if (blocks && memory.unit === "block") {
@@ -90,9 +91,11 @@ function moves({ events: list, time }) {
 // --- what is drawn -----------------------------------------------------------------------------------------------
 
 const KINDS = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"], ["draft", "draft that stands"], ["refused", "draft refused"]];
+const NOTHING = { name: "", prompt: 0, said: 0, held: 0, now: 0, drafts: 0, lost: 0, state: "ended" };
 const NOTES = { waiting: "waits", preempted: "preempted", swapped: "swapped" };
 
 function lane(request, last) {
+  if (!request) return NOTHING;
   const isNow = request.step === last?.number;
   return {
     name: request.label, prompt: request.prompt, said: request.output, held: request.held,
@@ -107,18 +110,31 @@ function longest(requests) {
   return 2 ** Math.ceil(Math.log2(Math.max(most, 64)));
 }
 
+// Gives the requests that have come the rows of those that have ended, so that no other row moves.
+function seat(requests) {
+  const labels = requests.map(({ label }) => label);
+  rows = rows.map((label) => (labels.includes(label) ? label : null));
+  for (const label of labels.filter((one) => !rows.includes(one))) {
+    const free = rows.indexOf(null);
+    rows[free < 0 ? rows.length : free] = label;
+  }
+  while (rows.length > Math.max(1, (chosen ?? 0) + 1) && rows.at(-1) === null) rows.pop();
+}
+
 function draw() {
-  const { memory, requests, steps } = snapshot, last = steps.at(-1), one = requests.find(({ label }) => label === chosen);
+  const { memory, requests, steps } = snapshot, last = steps.at(-1);
+  seat(requests);
+  const inRow = rows.map((name) => requests.find(({ label }) => label === name)), one = inRow[chosen];
   $("model").textContent = snapshot.model;
   $("tiles").replaceChildren(...tiles(snapshot));
   $("memory-words").textContent = memoryWords(memory);
   $("memory-legend").replaceChildren(...memoryLegend(memory));
-  show("memory", (width) => memory.blocks && drawMemory(memory, requests, { before: before?.memory, chosen }, width));
+  show("memory", (width) => memory.blocks && drawMemory(memory, requests, { before: before?.memory, chosen: one }, width));
   $("swap").hidden = !memory.swap;
   if (memory.swap) $("swap-words").textContent = `${number(memory.swap.used)} of ${counted(memory.swap.total, "block")} hold keys and values of preempted requests.`;
   const inSwap = { label: "The blocks of the swap space", before: before?.memory.swap };
   show("swap-cells", (width) => memory.swap && drawCells(memory.swap, inSwap, width));
-  choices(requests);
+  choices();
   $("one").textContent = oneWords(one);
 
   $("step-words").textContent = stepWords(last);
@@ -129,7 +145,7 @@ function draw() {
 
   const { running, waiting } = snapshot, hidden = running + waiting - requests.length;
   $("request-words").textContent = `${number(running)} run, ${number(waiting)} wait${hidden ? `; ${number(hidden)} of them are not drawn` : ""}.`;
-  show("lanes", (width) => requests.length && drawLanes(requests.map((request) => lane(request, last)), width, longest(requests)));
+  show("lanes", (width) => requests.length && drawLanes(inRow.map((request) => lane(request, last)), width, longest(requests)));
 
   $("events").replaceChildren(...moves(snapshot));
   $("no-events").hidden = snapshot.events.length > 0;
@@ -141,21 +157,24 @@ function show(id, drawn) {
   $(id).replaceChildren(...(made ? [made] : []));
 }
 
-// A button for each request. Those that are there stay in place, so that the focus does.
-function choices(requests) {
-  const there = new Map([...$("labels").children].map((button) => [button.textContent, button]));
-  for (const { label } of requests) {
-    if (!there.delete(label)) {
-      const button = element("button", { type: "button", "aria-pressed": "false", "aria-label": `request ${label}` }, label);
-      button.addEventListener("click", () => {
-        chosen = chosen === label ? null : label;
-        draw();
-      });
-      $("labels").append(button);
-    }
+// A button for each row, which stays where it is, so that the focus does.
+function choices() {
+  const buttons = $("labels");
+  while (buttons.children.length > rows.length) buttons.lastChild.remove();
+  for (let row = buttons.children.length; row < rows.length; row += 1) {
+    const button = element("button", { type: "button" });
+    button.addEventListener("click", () => {
+      chosen = chosen === row ? null : row;
+      draw();
+    });
+    buttons.append(button);
   }
-  for (const button of there.values()) button.remove();
-  for (const button of $("labels").children) button.setAttribute("aria-pressed", button.textContent === chosen);
+  rows.forEach((label, row) => {
+    const button = buttons.children[row], words = label === null ? "no request" : `request ${label}`;
+    button.textContent = label ?? "–";
+    button.setAttribute("aria-label", `row ${row + 1}: ${words}`);
+    button.setAttribute("aria-pressed", chosen === row);
+  });
 }
 
 // --- the stream --------------------------------------------------------------------------------------------------

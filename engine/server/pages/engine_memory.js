@@ -17,14 +17,13 @@ const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"
 
 const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
 
-// `before` is the memory in the last picture, or null; `chosen` the label of a request, or null.
+// `before` is the memory in the last picture, `chosen` one of the requests; both may be missing.
 export function drawMemory(memory, requests, { before, chosen }, width) {
   if (!isDetailed(memory)) {
-    const table = requests.find(({ label }) => label === chosen)?.table;
-    return drawCells(memory.blocks, { label: "The blocks of the memory", before: before?.blocks, chosen: table }, width);
+    return drawCells(memory.blocks, { label: "The blocks of the memory", before: before?.blocks, chosen: chosen?.table }, width);
   }
   const drawn = drawBlocks(plan(memory, requests), width);
-  if (chosen) for (const place of drawn.querySelectorAll(`[data-sequence="${chosen}"]`)) place.classList.add("lit");
+  if (chosen) for (const place of drawn.querySelectorAll(`[data-sequence="${chosen.label}"]`)) place.classList.add("lit");
   return drawn;
 }
 

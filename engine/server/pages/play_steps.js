@@ -10,23 +10,24 @@
 //   state: "waits", "runs" or "ended"; note: words at the end of the lane
 import { box, counted, element, listed, picture, shape, text } from "./play_svg.js";
 
-const ROW = 18, NAME = 26, NOTE = 64, CHART = 84, AXIS = 30; // pixels
+const ROW = 18, NAME = 26, LETTER = 8, NOTE = 64, CHART = 84, AXIS = 30; // pixels
 const APART = 4; // pixels: wider cells are drawn one by one
 
 // --- drawings ----------------------------------------------------------------------------------------------------
 
 // A row for each lane; `longest` is how many tokens the longest may have.
 export function drawLanes(lanes, width, longest) {
-  const cell = (width - NAME - NOTE) / longest;
-  const rows = lanes.flatMap((lane, row) => drawLane(lane, row * ROW, cell, width));
+  const left = Math.max(NAME, ...lanes.map(({ name }) => LETTER * name.length + 4));
+  const cell = (width - left - NOTE) / longest;
+  const rows = lanes.flatMap((lane, row) => drawLane(lane, left, row * ROW, cell, width));
   return picture(width, lanes.length * ROW + 2, "Requests and their tokens", ...rows);
 }
 
-function drawLane(lane, y, cell, width) {
+function drawLane(lane, left, y, cell, width) {
   const { prompt, said, held, now, drafts, lost } = lane, known = prompt + said;
   const before = held - (drafts ? lane.spoke : now); // held before this step
   const shapes = [text(0, y + 13, lane.name, lane.state === "runs" ? null : "soft")];
-  const put = (from, to, kind) => shapes.push(...cells(from, to, kind, y + 3, cell));
+  const put = (from, to, kind) => shapes.push(...cells(from, to, kind, left, y + 3, cell));
   put(0, prompt, "planned prompt");
   put(prompt, prompt + (lane.limit ?? said), "planned output");
   put(held, lost, "lost");
@@ -43,9 +44,9 @@ function drawLane(lane, y, cell, width) {
 }
 
 // The tokens from:to of a lane, one by one where there is room to tell them apart.
-function cells(from, to, kind, y, cell) {
+function cells(from, to, kind, left, y, cell) {
   const rect = (start, count) =>
-    box(NAME + start * cell, y, count * cell - (cell >= APART ? 1 : 0), ROW - 5, `cell ${kind}`);
+    box(left + start * cell, y, count * cell - (cell >= APART ? 1 : 0), ROW - 5, `cell ${kind}`);
   if (to <= from) return [];
   if (cell < APART) return [rect(from, to - from)];
   return Array.from({ length: to - from }, (_, i) => rect(from + i, 1));
