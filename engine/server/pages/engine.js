@@ -46,7 +46,8 @@ function rate() {
 function memoryWords({ unit, unit_tokens: tokens, tokens_held: held, tokens_total: total, blocks }) {
   if (!blocks) return `${number(held)} of ${number(total)} tokens are set aside for requests. This cache does not say where.`;
   const said = [`${number(blocks.total)} ${UNITS[unit]}s of ${counted(tokens, "token")}: ${number(blocks.used)} in use`];
-  if (unit === "block") said.push(`${number(blocks.shared)} of them shared`, `${number(blocks.kept)} free that the prefix cache can find`);
+  if (blocks.shared) said.push(`${number(blocks.shared)} of them shared`);
+  if (unit === "block") said.push(`${number(blocks.kept)} free that the prefix cache finds`);
   const square = blocks.cell_size > 1 ? ` A square stands for ${blocks.cell_size} blocks, and is filled as they are.` : "";
   return `${said.join(", ")}.${square}`;
 }

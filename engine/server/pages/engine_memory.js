@@ -13,7 +13,7 @@ const MANY = 256; // cells, which are small
 const HUES = 6; // of play.css
 const STATES = [["shared", "shared"], ["used", "in use by one"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
 const MARKS = [["changed", "changed since the last picture"], ["chosen", "of the chosen request"]];
-const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
+const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"], ["kept", "free, can be found"], ["free", "free"]];
 
 const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
 
@@ -60,6 +60,10 @@ export function drawCells(blocks, { label, before = null, chosen = [] }, width) 
 
 export function memoryLegend(memory) {
   if (!memory.blocks) return [];
-  const kinds = isDetailed(memory) ? TOKENS : [...STATES, ...MARKS];
-  return kinds.map(([kind, words]) => element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `place ${kind}`)), words));
+  const detailed = isDetailed(memory), kinds = detailed ? TOKENS : [...STATES, ...MARKS];
+  const signs = detailed ? ["# the prefix cache finds it", "×2 in two tables"] : [];
+  return [
+    ...kinds.map(([kind, words]) => element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `place ${kind}`)), words)),
+    ...signs.map((words) => element("span", {}, words)),
+  ];
 }
