@@ -57,6 +57,10 @@ class PrefixCache:
     def __contains__(self, block: int) -> bool:
         return block in self._prefix
 
+    def blocks(self) -> list[int]:
+        """All known blocks, in no order."""
+        return list(self._prefix)
+
     def prefix(self, block: int) -> Prefix:
         """The prefix whose last tokens a known block holds."""
         return self._prefix[block]

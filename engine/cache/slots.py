@@ -28,7 +28,7 @@ class SlotCache:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens
         self.draft_progress: dict[str, DraftProgress] = {}
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
-        self._slot: dict[str, int] = {}
+        self.slot_of: dict[str, int] = {}  # the slot of each admitted sequence, by its id
 
     def admit(self, seq: CachedSequence) -> int | None:
         """Take a free slot. Returns 0, since a new slot holds no token of the sequence, or None if no slot is
@@ -36,7 +36,7 @@ class SlotCache:
         """
         if not self._free:
             return None
-        self._slot[seq.id] = self._free.pop()
+        self.slot_of[seq.id] = self._free.pop()
         self.draft_progress[seq.id] = DraftProgress(0)
         return 0
 
@@ -51,7 +51,7 @@ class SlotCache:
 
     def release(self, seq: CachedSequence) -> None:
         """Free the sequence's slot. Does nothing for a sequence that has none."""
-        slot = self._slot.pop(seq.id, None)
+        slot = self.slot_of.pop(seq.id, None)
         self.draft_progress.pop(seq.id, None)
         if slot is not None:
             self._free.append(slot)
@@ -63,10 +63,11 @@ class SlotCache:
         return num_tokens <= self.slot_tokens
 
     def usage(self) -> Usage:
-        return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
+        num_taken = len(self.slot_of)
+        return Usage(num_taken, num_taken * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
-        slot = np.array([self._slot[seq_id] for seq_id in ids])  # [S]
+        slot = np.array([self.slot_of[seq_id] for seq_id in ids])  # [S]
         first_token = np.repeat(slot * self.slot_tokens, np.diff(query_start))  # [T]
         return Locations(slot[:, None], first_token + np.array(positions))
 

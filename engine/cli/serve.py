@@ -20,7 +20,7 @@ from engine.wiring.engine_args import EngineArgs
 @takes_neutral_flags("serve", NEUTRAL_FLAGS)
 @takes_flags("flags", ServeFlags)
 def serve(args: EngineArgs, flags: ServeFlags) -> None:
-    """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
+    """Serve OpenAI's API until Ctrl-C: chat at /, numbers at /dashboard, the engine at work at /engine."""
     try:
         from engine.cli.serving import Service, allowed_hosts
         from engine.server.limits import SHUTDOWN_SECONDS
@@ -50,6 +50,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
             print(defaults, file=sys.stderr)
             print(f"model: {implementation(service.engine.config)}", file=sys.stderr)
+            print("pages: / to chat, /dashboard for numbers, /engine to see it at work", file=sys.stderr)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:
             opened.callback(costs.end)

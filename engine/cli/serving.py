@@ -36,6 +36,8 @@ from engine.server.extensions import module_of
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
+from engine.server.live_routes import EVENTS_PATH, live_routes
+from engine.server.live_routes import OPEN_PATHS as LIVE_PATHS
 from engine.server.responses_route import responses_route
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
@@ -47,6 +49,7 @@ from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
 from engine.telemetry.cost_accounting import CostAccounting
 from engine.telemetry.info import AdapterInfo, CacheInfo
+from engine.telemetry.live_view import LiveView
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
@@ -56,8 +59,9 @@ from engine.wiring.extensions import EXTENSIONS, is_here, wiring_of
 from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
-# As in vLLM, requests of load balancers and scrapers are not counted, and here not the dashboard's either.
-UNCOUNTED_PATHS = OPEN_PATHS | {"/health", "/ping", "/version"}
+# As in vLLM, requests of load balancers and scrapers are not counted, and here not those of pages that
+# watch either.
+UNCOUNTED_PATHS = OPEN_PATHS | LIVE_PATHS | {EVENTS_PATH, "/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
@@ -141,6 +145,7 @@ class Service:
         extensions: list[Extension] = [
             deadlines,
             telemetry_routes(metrics),
+            live_routes(LiveView(engine, self.name), self.engine_thread),
             http_metrics(metrics.registry, UNCOUNTED_PATHS),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
             tokenization_routes(engine.tokenizer, engine.config, self.template, chats.extension),
@@ -156,7 +161,7 @@ class Service:
             self.backend,
             extensions=extensions,
             api_key=api_key,
-            open_paths=OPEN_PATHS | CHAT_PATHS,
+            open_paths=OPEN_PATHS | LIVE_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             api=completions,

@@ -94,7 +94,8 @@ def _introduce(console: Console, url: str, args: EngineArgs) -> None:
     console.print(f"\n[bold]ruvon[/] serves [bold]{name}[/] on this machine, through our own engine:")
     console.print("paged keys and values, continuous batching, telemetry, speculation.\n")
     console.print(f"  chat       [link={url}/]{url}/[/link]")
-    console.print(f"  dashboard  [link={url}/dashboard]{url}/dashboard[/link]\n")
+    console.print(f"  dashboard  [link={url}/dashboard]{url}/dashboard[/link]")
+    console.print(f"  engine     [link={url}/engine]{url}/engine[/link]\n")
 
 
 async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
@@ -168,7 +169,7 @@ def _linger(console: Console, url: str) -> None:
     """In a terminal, wait LINGER_SECONDS or until Enter, so that the user can open the server's pages."""
     if console.is_terminal and sys.stdin.isatty():
         console.print(f"\nThe server stays for {LINGER_SECONDS} seconds; Enter ends it. Click:")
-        console.print(f"  chat {url}/   dashboard {url}/dashboard")
+        console.print(f"  chat {url}/   dashboard {url}/dashboard   engine {url}/engine")
         select.select([sys.stdin], [], [], LINGER_SECONDS)
     console.print("\nNext: [cyan]make serve[/] keeps a server running; [cyan]ruvon --help[/] says what else")
     console.print("there is; [cyan]python -m parts list[/] shows how it is built, part by part.")

@@ -14,7 +14,7 @@ from engine.server.telemetry_routes import page
 
 PAGES = Path(__file__).parent / "pages"
 FILES = {"/": PAGES / "chat.html"} | {
-    f"/chat/{name}": PAGES / name for name in ("chat.css", "chat.js", "answer.js", "api.js")
+    f"/chat/{name}": PAGES / name for name in ("chat.css", "chat.js", "answer.js", "api.js", "stream.js")
 }
 OPEN_PATHS = frozenset(FILES)
 

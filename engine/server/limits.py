@@ -33,6 +33,7 @@ MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long valu
 
 MAX_REQUESTS = 1000  # under way at once; the next one gets a 503
 MAX_LOADS = 16  # of adapters, under way or waiting; the next one gets a 429 (Part 18)
+MAX_WATCHERS = 8  # of the page /engine; the next one gets a 429 (Part 12)
 MAX_CONNECTIONS = 2000  # fewer if the process may open fewer files (`run.max_connections`)
 REQUEST_SECONDS = 20  # to send a request, counted from the connection or from the last answer
 STALL_SECONDS = 30  # after which a client that reads nothing of its answer is cut off

@@ -116,21 +116,31 @@ class KnownHost:
 class Head:
     """Answers HEAD on every route that answers GET, with the same headers. Load balancers send HEAD.
 
-    uvicorn leaves out the body. The Allow header of a 405 lists HEAD beside GET. Source: RFC 9110, 9.3.2.
+    The answer ends where its body would begin, so that a stream ends, too. The Allow header of a 405 lists
+    HEAD beside GET. Source: RFC 9110, 9.3.2.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        has_ended = False
+
         async def send_with_head_allowed(message: Message) -> None:
+            nonlocal has_ended
+            if is_head and message["type"] == "http.response.body":
+                if has_ended:
+                    return
+                has_ended = True
+                message = {**message, "body": b"", "more_body": False}
             if message["type"] == "http.response.start" and message["status"] == 405:
                 headers = MutableHeaders(scope=message)
                 if headers.get("allow") == "GET":
                     headers["allow"] = "GET, HEAD"
             await send(message)
 
-        if scope["type"] == "http" and scope["method"] == "HEAD":
+        if is_head:
             scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_head_allowed)
 

@@ -39,7 +39,10 @@ from engine.server.chat import chat_routes  # noqa: E402
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS  # noqa: E402
 from engine.server.chat_page import chat_page  # noqa: E402
 from engine.server.generate import generate_route  # noqa: E402
+from engine.server.live_routes import OPEN_PATHS as LIVE_PATHS  # noqa: E402
+from engine.server.live_routes import live_routes  # noqa: E402
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
+from engine.telemetry.live_view import LiveView  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
@@ -76,13 +79,15 @@ def build() -> tuple[LLMEngine, Counted, object]:
     engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)
     counted = Counted()
     engine.listeners.add(counted)
+    thread = EngineThread(engine, MODEL)
     extensions = [
         chat_routes(tokenizer, model.config, ChatTemplate.from_pretrained(MODEL)),
         generate_route,
         chat_page,
         telemetry_routes(EngineMetrics(engine, MODEL)),
+        live_routes(LiveView(engine, MODEL), thread),
     ]
-    app = create_app(EngineThread(engine, MODEL), extensions, open_paths=CHAT_PATHS | OPEN_PATHS)
+    app = create_app(thread, extensions, open_paths=CHAT_PATHS | LIVE_PATHS | OPEN_PATHS)
     return engine, counted, app
 
 
@@ -94,7 +99,7 @@ def main() -> None:
     if serve_only:
         from engine.server.run import serve
 
-        console.print(f"A chat page at http://{HOST}:8000/ and the /dashboard, until Ctrl-C")
+        console.print(f"A chat page at http://{HOST}:8000/, /dashboard and /engine beside it, until Ctrl-C")
         serve(app, HOST, 8000)
         return
 

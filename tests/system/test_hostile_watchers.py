@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.server.limits import MAX_WATCHERS
 from tests.system.attack import (
     ASK,
     DEADLINE,
@@ -26,7 +27,7 @@ from tests.system.attack import (
 
 KEY = {"authorization": "Bearer secret"}
 HOST = b"host: localhost\r\n"
-WATCHED = ("/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js")
+WATCHED = ("/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js", "/engine")
 LONG = "word " * 400
 
 
@@ -112,7 +113,8 @@ ODD = {
                 "/metrics/", "/metrics%00", "/metrics%0d%0ax:1", "//metrics", "/METRICS", "/metrics#x",
                 "/dashboard/", "/dashboard/../v1/models", "/dashboard/%2e%2e/v1/models",
                 "/dashboard/../routes.py", "/dashboard/dashboard.html", "http://evil.example/metrics", "*",
-                "/docs", "/openapi.json",
+                "/engine/", "/engine/events", "/engine/events?key=secret", "/engine/engine.html",
+                "/engine/../v1/models", "/docs", "/openapi.json",
             )
         ],
         {401},
@@ -239,6 +241,29 @@ def unread(server: Keyed) -> None:
             assert client.get("/health").status_code == 200
 
 
+WATCH = get("/engine/events", HOST + b"authorization: Bearer secret\r\n")
+
+
+def watch(server: Keyed) -> Counter:
+    """Thirty ask to watch the engine. Some of those let in read all the while, the others nothing; then all
+    leave. How many answers of which status came?
+    """
+    with ExitStack() as stack:
+        there = [stack.enter_context(server.connect()) for _ in range(30)]
+        for connection in there:
+            connection.sendall(WATCH)
+        statuses = [connection.recv(12).split(b" ")[1] for connection in there]
+        let_in = [one for one, status in zip(there, statuses, strict=True) if status == b"200"]
+        for _ in range(20):
+            for connection in let_in[::2]:
+                assert connection.recv(4096), "a stream has no end"
+    return Counter(statuses)
+
+
+def test_so_many_watch_the_engine_and_the_next_are_told_to_wait(server, neighbour):
+    wait_until(lambda: watch(server) == {b"200": MAX_WATCHERS, b"429": 30 - MAX_WATCHERS})
+
+
 def ask(server: Keyed, **fields) -> None:
     """What is asked for may take minutes: that is not this client's concern."""
     with suppress(httpx.ReadTimeout), server.client() as client:
@@ -251,6 +276,7 @@ ATTACKS: dict[str, Callable[[Keyed], object]] = {
     "the page's data": lambda server: crowd(server, "/dashboard/data", 50),
     "the page": lambda server: crowd(server, "/dashboard", 50),
     "nobody reads": unread,
+    "the engine is watched": watch,
     "an echo": lambda server: ask(server, prompt=LONG, echo=True, logprobs=5, max_tokens=0),
     "many echoes": lambda server: ask(server, prompt=["a b"] * 128, echo=True, logprobs=5, max_tokens=0),
     "long echoes": lambda server: ask(server, prompt=[LONG] * 16, echo=True, logprobs=5, max_tokens=0),

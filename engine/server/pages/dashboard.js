@@ -227,5 +227,8 @@ async function poll() {
 document.addEventListener("DOMContentLoaded", () => {
   for (const about of CHARTS) charts.push(new Chart(about, $("charts")));
   new ResizeObserver(() => point(pointed)).observe($("charts"));
+  for (const link of document.querySelectorAll("nav a")) { // pages that later parts bring, where they are served
+    fetch(link.href, { method: "HEAD" }).then(({ ok }) => { link.hidden = !ok; }, () => {});
+  }
   poll();
 });

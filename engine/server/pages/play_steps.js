@@ -10,23 +10,24 @@
 //   state: "waits", "runs" or "ended"; note: words at the end of the lane
 import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
-const ROW = 18, NAME = 26, NOTE = 64, CHART = 84, AXIS = 30; // pixels
+const ROW = 18, NAME = 26, LETTER = 8, NOTE = 64, CHART = 84, AXIS = 30; // pixels
 const APART = 4; // pixels: wider cells are drawn one by one
 
 // --- drawings ----------------------------------------------------------------------------------------------------
 
 // A row for each lane; `longest` is how many tokens the longest may have.
 export function drawLanes(lanes, width, longest) {
-  const cell = (width - NAME - NOTE) / longest;
-  const rows = lanes.flatMap((lane, row) => drawLane(lane, row * ROW, cell, width));
+  const left = Math.max(NAME, ...lanes.map(({ name }) => LETTER * name.length + 4));
+  const cell = (width - left - NOTE) / longest;
+  const rows = lanes.flatMap((lane, row) => drawLane(lane, left, row * ROW, cell, width));
   return picture(width, lanes.length * ROW + 2, "Requests and their tokens", ...rows);
 }
 
-function drawLane(lane, y, cell, width) {
+function drawLane(lane, left, y, cell, width) {
   const { prompt, said, held, now, drafts, lost } = lane, known = prompt + said;
   const before = held - (drafts ? lane.spoke : now); // held before this step
   const shapes = [text(0, y + 13, lane.name, lane.state === "runs" ? null : "soft")];
-  const put = (from, to, kind) => shapes.push(...cells(from, to, kind, y + 3, cell));
+  const put = (from, to, kind) => shapes.push(...cells(from, to, kind, left, y + 3, cell));
   put(0, prompt, "planned prompt");
   put(prompt, prompt + (lane.limit ?? said), "planned output");
   put(held, lost, "lost");
@@ -43,17 +44,17 @@ function drawLane(lane, y, cell, width) {
 }
 
 // The tokens from:to of a lane, one by one where there is room to tell them apart.
-function cells(from, to, kind, y, cell) {
+function cells(from, to, kind, left, y, cell) {
   const rect = (start, count) =>
-    box(NAME + start * cell, y, count * cell - (cell >= APART ? 1 : 0), ROW - 5, `cell ${kind}`);
+    box(left + start * cell, y, count * cell - (cell >= APART ? 1 : 0), ROW - 5, `cell ${kind}`);
   if (to <= from) return [];
   if (cell < APART) return [rect(from, to - from)];
   return Array.from({ length: to - from }, (_, i) => rect(from + i, 1));
 }
 
 // A bar for each step: how many tokens of prompts and of outputs it computed. `steps` has [prompt, output] for
-// each, `now` is the number of the last one, from 1; `most` tokens and `last` steps give the axes their lengths.
-export function drawFill(steps, { now, last, most, budget }, width) {
+// each, the first of step `first`, `now` is how many there are; `most` tokens and `last` steps give the axes their lengths.
+export function drawFill(steps, { first = 1, now, last, most, budget }, width) {
   const x = (step) => AXIS + ((step - 1) * (width - AXIS)) / last, bar = (width - AXIS) / last;
   const y = (tokens) => 6 + CHART * (1 - tokens / most);
   const shapes = [shape("path", { class: "line", d: `M${AXIS} ${y(0)}H${width}` })];
@@ -67,8 +68,8 @@ export function drawFill(steps, { now, last, most, budget }, width) {
     shapes.push(text(AXIS - 4, y(budget) + 4, budget, "end"));
   }
   if (!budget || budget < most * 0.8) shapes.push(text(AXIS - 4, y(most) + 8, most, "soft end"));
-  shapes.push(text(AXIS - 4, y(0), "0", "soft end"), text(AXIS, y(0) + 15, "step 1", "soft"));
-  shapes.push(text(width, y(0) + 15, last, "soft end"));
+  shapes.push(text(AXIS - 4, y(0), "0", "soft end"), text(AXIS, y(0) + 15, `step ${first}`, "soft"));
+  shapes.push(text(width, y(0) + 15, first + last - 1, "soft end"));
   const label = `Tokens in each step${budget ? `, of a budget of ${budget}` : ""}`;
   return picture(width, CHART + 26, label, ...shapes);
 }

@@ -1,0 +1,69 @@
+// The memory of the engine on the page /engine. A few blocks are drawn token by token, as in Part 12's figure. Of more,
+// each is a cell, or several neighbours are.
+//
+// `blocks` is what engine/telemetry/live_memory.py sends: total, cell_size (blocks in a cell), used, shared, known,
+// kept, and in `cells` the same for each cell.
+import { drawBlocks } from "./play_blocks.js";
+import { box, element, picture, shape } from "./play_svg.js";
+
+const FEW = 24; // blocks that are drawn token by token
+const LONG = 32; // tokens of a block that is not
+const LARGE = 20, SMALL = 11; // pixels of a cell, with its gap
+const MANY = 256; // cells, which are small
+const HUES = 6; // of play.css
+const STATES = [["shared", "shared"], ["used", "in use by one"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
+const MARKS = [["changed", "changed since the last picture"], ["chosen", "of the chosen request"]];
+const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"], ["kept", "free, can be found"], ["free", "free"]];
+
+const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
+
+// `before` is the memory in the last picture, `chosen` one of the requests; both may be missing.
+export function drawMemory(memory, requests, { before, chosen }, width) {
+  if (!isDetailed(memory)) {
+    return drawCells(memory.blocks, { label: "The blocks of the memory", before: before?.blocks, chosen: chosen?.table }, width);
+  }
+  const drawn = drawBlocks(plan(memory, requests), width);
+  if (chosen) for (const place of drawn.querySelectorAll(`[data-sequence="${chosen.label}"]`)) place.classList.add("lit");
+  return drawn;
+}
+
+// The memory as play_blocks.js has it.
+function plan({ unit_tokens: size, blocks }, requests) {
+  const known = blocks.cells.known.flatMap((isKnown, block) => (isKnown ? [block] : []));
+  const sequences = requests.filter(({ blocks: count }) => count).map(({ label, held, prompt, output, given_back: gone, table }) => {
+    const [of, sample = 0] = label.split(".").map(Number);
+    return { name: label, computed: held, known: prompt + output, table: [...Array(gone).fill(-1), ...table], hue: (of + sample) % HUES };
+  });
+  return { block_size: size, references: blocks.cells.references, known, sequences, absent: [] };
+}
+
+export function drawCells(blocks, { label, before = null, chosen = [] }, width) {
+  const { cells, total, cell_size: size } = blocks, count = cells.used.length;
+  const pixels = count > MANY ? SMALL : LARGE, columns = Math.max(1, Math.floor(width / pixels)), side = pixels - 2;
+  const paths = { free: "", kept: "", used: "", shared: "", changed: "", chosen: "" }; // one for all cells of a kind
+  const put = (kind, i, from, to) => { // from and to: shares of the cell, from its bottom
+    const x = (i % columns) * pixels + 1, y = Math.floor(i / columns) * pixels + 1, height = side * (to - from);
+    if (height) paths[kind] += `M${x} ${(y + side * (1 - to)).toFixed(1)}h${side}v${height.toFixed(1)}h${-side}z`;
+  };
+  for (let i = 0; i < count; i += 1) {
+    const share = 1 / Math.min(size, total - i * size), shared = cells.shared[i] * share, used = cells.used[i] * share;
+    put("free", i, 0, 1);
+    put("shared", i, 0, shared);
+    put("used", i, shared, used);
+    put("kept", i, used, used + cells.kept[i] * share);
+    if (before?.total === total && ["used", "shared"].some((state) => before.cells[state][i] !== cells[state][i])) put("changed", i, 0, 1);
+  }
+  for (const i of chosen) put("chosen", i, 0, 1);
+  const shapes = Object.entries(paths).map(([kind, d]) => shape("path", { class: `cell ${kind}`, d }));
+  return picture(width, Math.ceil(count / columns) * pixels + 2, label, ...shapes);
+}
+
+export function memoryLegend(memory) {
+  if (!memory.blocks) return [];
+  const detailed = isDetailed(memory), kinds = detailed ? TOKENS : [...STATES, ...MARKS];
+  const signs = detailed ? ["# the prefix cache finds it", "×2 in two tables"] : [];
+  return [
+    ...kinds.map(([kind, words]) => element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `place ${kind}`)), words)),
+    ...signs.map((words) => element("span", {}, words)),
+  ];
+}

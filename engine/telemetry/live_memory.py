@@ -1,0 +1,121 @@
+"""The blocks of a cache as a page can draw them: how many are free, in use and shared, cell by cell. Part 12.
+
+A page draws at most MAX_CELLS cells. In a larger cache a cell stands for several neighbouring blocks, and has
+the number of them in each state, so no block is left out. A copy is made in the engine's thread, by copying
+lists; the counting is left to whoever reads the copy, in another thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from engine.cache.manager import KVCacheManager
+from engine.cache.paged import PagedCache
+from engine.cache.slots import SlotCache
+from engine.requests.request import Request
+
+MAX_CELLS = 1024
+MAX_TABLE = 64  # cells of one request's blocks
+
+
+def cell_size(num_blocks: int) -> int:
+    """How many neighbouring blocks a cell stands for; the last cell may stand for fewer."""
+    return max(1, -(-num_blocks // MAX_CELLS))
+
+
+@dataclass(frozen=True)
+class BlocksCopy:
+    """The blocks of a cache, or of its swap space, at one moment. Any thread may read it."""
+
+    references: list[int]  # [B]: how many sequences hold each block
+    known: list[int]  # the blocks that a prefix cache can find
+
+    def read(self) -> dict:
+        """The blocks as JSON data. How many are `used`, by one sequence or more; `shared`, by two or more;
+        `known` to the prefix cache; and `kept`: free, but known. In `cells` these are lists, with a number
+        for each cell; `references` has the most that a block there has.
+        """
+        references = np.array(self.references)
+        is_known = np.zeros(len(references), dtype=bool)
+        is_known[self.known] = True
+        states = {
+            "used": references > 0,
+            "shared": references > 1,
+            "known": is_known,
+            "kept": is_known & (references == 0),
+        }
+        size = cell_size(len(references))
+        starts = np.arange(0, len(references), size)
+        cells = {name: np.add.reduceat(state, starts, dtype=int).tolist() for name, state in states.items()}
+        cells["references"] = np.maximum.reduceat(references, starts).tolist()
+        totals = {name: int(state.sum()) for name, state in states.items()}
+        return {"total": len(references), "cell_size": size, **totals, "cells": cells}
+
+
+@dataclass(frozen=True)
+class MemoryCopy:
+    """A cache at one moment. Any thread may read it."""
+
+    unit: Literal["block", "slot", "token"]  # what the memory is given away in
+    unit_tokens: int  # tokens for which a block or a slot has room
+    tokens_held: int  # tokens for which sequences have room reserved; a shared block counts once
+    tokens_total: int  # tokens for which the cache has room
+    tokens_unused: int  # tokens for which sequences have room, but no keys and values yet
+    blocks: BlocksCopy | None  # None for a cache that does not say which memory is whose
+    swap: BlocksCopy | None = None  # None without a swap space
+
+    def read(self) -> dict:
+        """The memory as JSON data: the fields above, `blocks` and `swap` as `BlocksCopy.read` has them."""
+        return {
+            "unit": self.unit,
+            "unit_tokens": self.unit_tokens,
+            "tokens_held": self.tokens_held,
+            "tokens_total": self.tokens_total,
+            "tokens_unused": self.tokens_unused,
+            "blocks": None if self.blocks is None else self.blocks.read(),
+            "swap": None if self.swap is None else self.swap.read(),
+        }
+
+
+class Table(NamedTuple):
+    """Where the tokens of one request lie."""
+
+    blocks: int  # how many blocks, or slots, it holds
+    given_back: int  # how many blocks before them it has given back, since no layer sees them (Extension C)
+    cells: list[int]  # the cells of its blocks, in the order of its tokens, each once, at most MAX_TABLE
+
+
+def copy_memory(cache: KVCacheManager, running: Sequence[Request]) -> MemoryCopy:
+    """A copy of what a cache holds for the `running` requests. Of a cache that has neither pages nor slots,
+    only the totals are known. Must be called in the engine's thread, between two steps.
+    """
+    usage = cache.usage()
+    held, total = usage.tokens_held, usage.tokens_total
+    num_computed = sum(request.num_computed_tokens for request in running)
+    if isinstance(cache, PagedCache):
+        num_blocks = sum(len(cache.allocations[request.id].table) for request in running)
+        unused = max(0, num_blocks * cache.block_size - num_computed)
+        blocks = BlocksCopy(cache.blocks.references.copy(), cache.prefixes.blocks())
+        swap = BlocksCopy(cache.swap.blocks.references.copy(), []) if cache.swap.blocks.num_blocks else None
+        return MemoryCopy("block", cache.block_size, held, total, unused, blocks, swap)
+    unused = max(0, held - num_computed)
+    if isinstance(cache, SlotCache):
+        references = [0] * cache.num_slots
+        for slot in cache.slot_of.values():
+            references[slot] = 1
+        return MemoryCopy("slot", cache.slot_tokens, held, total, unused, BlocksCopy(references, []))
+    return MemoryCopy("token", 1, held, total, unused, None)
+
+
+def copy_table(cache: KVCacheManager, request: Request) -> Table:
+    """Where the tokens of a request lie now."""
+    if isinstance(cache, PagedCache) and request.id in cache.allocations:
+        allocation = cache.allocations[request.id]
+        held = allocation.table.blocks[allocation.num_given_back :]
+        cells = dict.fromkeys((held // cell_size(cache.num_blocks)).tolist())
+        return Table(len(held), allocation.num_given_back, list(cells)[:MAX_TABLE])
+    if isinstance(cache, SlotCache) and request.id in cache.slot_of:
+        return Table(1, 0, [cache.slot_of[request.id] // cell_size(cache.num_slots)])
+    return Table(0, 0, [])
