@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURE = re.compile(r"^!\[([^\]]*)\]\(figures/(\S+\.svg)\)$", re.MULTILINE)
 RULE = re.compile(r"^> \*\*(.+?)\*\*", re.MULTILINE | re.DOTALL)
 PREDICT = re.compile(r"^\*\*Predict before you look\.\*\* (.+?)\n\n", re.MULTILINE | re.DOTALL)
+ELSEWHERE = re.compile(r"\b(above|below|the table|the picture|the figure|the drawing)\b")  # not on the sheet
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 HEAD = """<!doctype html>
 <html lang="en">
@@ -74,8 +75,8 @@ def sheet(part: Part) -> str:
         pieces.append(f'<img src="_images/{figure[2]}" alt="{escape(figure[1])}">')
     if rule := RULE.search(article):
         pieces.append(f"<blockquote>{prose(rule[1])}</blockquote>")
-    if question := PREDICT.search(article):
-        pieces.append(f'<p class="predict"><b>Predict:</b> {prose(question[1])}</p>')
+    if questions := [found for found in PREDICT.findall(article) if not ELSEWHERE.search(found)]:
+        pieces.append(f'<p class="predict"><b>Predict:</b> {prose(questions[0])}</p>')
     pieces.append(
         f'<p class="web"><a href="articles/{part.name}.html">The article of {part.number.label}</a></p>'
     )

@@ -17,13 +17,10 @@ def panel(ax: plt.Axes, name: str, model: str) -> None:
     dots = [dot for dot in play.dots() if (dot["record"], dot["model"]) == (name, model)]
     machine, context, bits = (dots[0][key] for key in ("machine", "context", "bits"))
     steps = [play.waits(model, machine, batch, context, bits) for batch in BATCHES]
-    for times, colour, words in zip(
-        zip(*steps, strict=True), (MEMORY, ARITHMETIC), ("memory", "arithmetic"), strict=True
-    ):
-        ax.plot(BATCHES, [1e3 * seconds for seconds in times], color=colour, lw=2, label=words)
-    ax.plot(
-        [dot["batch"] for dot in dots], [dot["ms"] for dot in dots], "o", color="#16202c", label="measured"
-    )
+    for words, colour, place in (("memory", MEMORY, 0), ("arithmetic", ARITHMETIC, 1)):
+        ax.plot(BATCHES, [1e3 * step[place] for step in steps], color=colour, lw=2, label=words)
+    batches, times = zip(*((dot["batch"], dot["ms"]) for dot in dots), strict=True)
+    ax.plot(batches, times, "o", color="#16202c", label="measured")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ticks = BATCHES[0], 4, 16, 64, BATCHES[-1]

@@ -46,7 +46,7 @@ def done(monkeypatch):
 
 
 def test_quantized_then_wrapped_then_summed_then_packed(done):
-    names = done("int8", SLOTS, RANK)
+    names = done("int8", SLOTS, RANK, quantization="int8")
     at = {name: names.index(name) for name in set(names)}
     assert {"quantize", "wrap", "join", "pack_linears", "pack_quantized"} == set(at), "all that is asked for"
     assert at["quantize"] < at["wrap"], (

@@ -7,7 +7,7 @@ const BATCHES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80,
 const CONTEXTS = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768];
 const PRICES = [0.1, 0.25, 0.5, 1, 2, 3, 5, 10];
 const HEADS = { own: "as the model has", each: "one for each query head", one: "one for all" };
-const BAR = 18, LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 36, HEIGHT = 250;
+const BAR = 18, LEFT = 52, RIGHT = 14, TOP = 10, BOTTOM = 36, HEIGHT = 250;
 
 export function open(data) {
   return {
