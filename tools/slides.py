@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURE = re.compile(r"^!\[([^\]]*)\]\(figures/(\S+\.svg)\)$", re.MULTILINE)
 RULE = re.compile(r"^> \*\*(.+?)\*\*", re.MULTILINE | re.DOTALL)
 PREDICT = re.compile(r"^\*\*Predict before you look\.\*\* (.+?)\n\n", re.MULTILINE | re.DOTALL)
-ELSEWHERE = re.compile(r"\b(above|below|the table|the picture|the figure|the drawing)\b")  # not on the sheet
+ELSEWHERE = re.compile(r"\b(above|below|the (table|picture|figure|drawing|second line))\b")  # not on a sheet
+LONGEST = 400  # characters of a question
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 HEAD = """<!doctype html>
 <html lang="en">
@@ -75,12 +76,20 @@ def sheet(part: Part) -> str:
         pieces.append(f'<img src="_images/{figure[2]}" alt="{escape(figure[1])}">')
     if rule := RULE.search(article):
         pieces.append(f"<blockquote>{prose(rule[1])}</blockquote>")
-    if questions := [found for found in PREDICT.findall(article) if not ELSEWHERE.search(found)]:
-        pieces.append(f'<p class="predict"><b>Predict:</b> {prose(questions[0])}</p>')
+    if question := best(PREDICT.findall(article)):
+        pieces.append(f'<p class="predict"><b>Predict:</b> {prose(question)}</p>')
     pieces.append(
         f'<p class="web"><a href="articles/{part.name}.html">The article of {part.number.label}</a></p>'
     )
     return "<section>\n" + "\n".join(pieces) + "\n</section>\n"
+
+
+def best(questions: list[str]) -> str:
+    """The one that a reader can answer from the sheet alone: the longest, since it says most of what it is
+    about, that points at nothing elsewhere and is not too long; empty: there is none.
+    """
+    alone = [found for found in questions if not ELSEWHERE.search(found) and len(prose(found)) <= LONGEST]
+    return max(alone, key=lambda found: len(prose(found)), default="")
 
 
 def prose(text: str) -> str:
