@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.record import record
-from benchmarks.shapes import GPT2_XL, dummy_folder
+from benchmarks.shapes import GPT2_XL, GPT3_6_7B, dummy_folder
 from engine.cache.memory import PageMemory
 from engine.core.ahead import AheadEngine
 from engine.decoding.params import SamplingParams
@@ -33,10 +33,7 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.attention_kernel import attention_kernel
 
-SHAPES = {
-    "gpt2-xl": GPT2_XL,
-    "gpt3-6.7b": GPT2_XL | {"n_embd": 4096, "n_layer": 32, "n_head": 32, "n_positions": 2048},
-}
+SHAPES = {"gpt2-xl": GPT2_XL, "gpt3-6.7b": GPT3_6_7B}
 PROMPT, LONGEST = 128, 512
 SIDES = {
     "bf16": None, "int8": "int8", "int4": "int4", "bf16, plain forward": None, "int4, plain forward": "int4",

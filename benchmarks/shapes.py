@@ -13,6 +13,8 @@ GPT2_XL = {
     "eos_token_id": 50256, "dtype": "bfloat16",
 }  # fmt: skip
 
+GPT3_6_7B = GPT2_XL | {"n_embd": 4096, "n_layer": 32, "n_head": 32, "n_positions": 2048}
+
 
 def no_model(max_positions: int) -> ModelConfig:
     """For engines whose logits are handed out ready-made: a cache of it costs next to nothing."""

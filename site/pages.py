@@ -15,6 +15,7 @@ REPOSITORY = os.environ.get("GITHUB_REPOSITORY", "")
 HOME = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{REPOSITORY}" if REPOSITORY else ""
 ROAD = re.compile(r"articles/(\d\d|[A-Z])_")
 SHORTEST = 60  # characters of a paragraph that describes a page
+PICTURE = re.compile(r'(<a [^>]*>\s*)?(<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>)')
 
 
 def setup(app) -> dict[str, bool]:
@@ -34,7 +35,7 @@ def add(app, page: str, template: str, context: dict, doctree) -> None:
     context["metatags"] = context.get("metatags", "") + tags(
         page, title.astext() if title else "ruvon", about
     )
-    context["body"] = reachable(context.get("body", ""))
+    context["body"] = enlarged(reachable(context.get("body", "")))
     if link := edit_link(page):
         words = "In the repository" if page.startswith("source/") else "Edit this page"
         context["body"] += f'<p class="edit-page"><a href="{link}">{words}</a></p>'
@@ -58,6 +59,13 @@ def reachable(body: str) -> str:
     """What may be wider than its place, and is pushed sideways, is reached by the Tab key, too."""
     return body.replace("<pre>", '<pre tabindex="0">').replace(
         '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'
+    )
+
+
+def enlarged(body: str) -> str:
+    """Each picture that is no link yet leads to itself alone, where a browser shows it at any size."""
+    return PICTURE.sub(
+        lambda found: found[0] if found[1] else f'<a class="enlarge" href="{found[3]}">{found[2]}</a>', body
     )
 
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from parts.manifest import TAG, Part, load_parts  # noqa: E402
 from tools.site_pages import NOT_FOUND, landing  # noqa: E402
+from tools.slides import slides  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 PICTURE = re.compile(r"^!\[[^\]]*\]\(figures/(\w+)\.svg\)$", re.MULTILINE)  # alone in its line
@@ -188,6 +189,7 @@ def main(folder: Path) -> None:
         ]
         status = subprocess.call([*command, stage, folder])
     if status == 0:
+        (folder / "slides.html").write_text(slides(parts))
         whole_links(folder / "404.html", os.environ.get("RUVON_SITE", ""))
     sys.exit(status)
 

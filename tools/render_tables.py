@@ -7,6 +7,7 @@ Two marks, both invisible in rendered Markdown. A table, with a caption naming m
     <!-- table: RESULT.NAME --> ... <!-- /table -->
 and a single figure, with an optional Python format:
     <!-- value: RESULT.figures.KEY[.KEY…] | .1f -->2.9<!-- /value -->
+A RESULT may also be the data of a figure, articles/figures/RESULT.play.json, which is computed from records.
 A table whose measurement needs what is not here (another engine) is marked `table?`: it may lack its file.
 """
 
@@ -21,13 +22,16 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import cell_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = ROOT / "articles" / "figures"
 TABLE = re.compile(r"(<!-- table(\??): ([\w.\-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w.\-]+)(?: \| (\S+))? -->)(.*?)(<!-- /value -->)", re.DOTALL)
 
 
 @cache
 def result(name: str) -> dict:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    """A record, or else the data of a figure to play with."""
+    path = RESULTS / f"{name}.json"
+    return json.loads((path if path.exists() else FIGURES / f"{name}.play.json").read_text())
 
 
 def table(path: str, may_be_absent: bool = False) -> str:

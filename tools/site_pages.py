@@ -50,7 +50,8 @@ def landing(readme: str, parts: list[Part]) -> str:
 
 <p class="ways"><a href="articles/{first[0].name}.html">Begin with Part 1</a>
 <a href="articles/use.html">Use it</a>
-<a href="articles/course.html">Teach with it</a></p>
+<a href="articles/course.html">Teach with it</a>
+<a href="slides.html">Slides</a></p>
 
 {chat[0]}
 

@@ -257,29 +257,44 @@ def _transformed(
     slots: AdapterSlots | None,
     rank: Rank | None,
 ) -> LanguageModel:
-    """The loaded model, quantized, wrapped for adapters, joined with the other ranks' parts, and packed.
-    Packing comes last because it replaces the linear layers that the others look for. Raises ValueError if
-    there is no memory for the adapters.
+    """The loaded model with its linear layers changed. The draft model is loaded through here, too, with a
+    `quantization` and `slots` of its own.
+
+    - `quantize(model, quantization, row_max=...)`, unless `quantization` is None. A rank may have parts of
+      rows: then `row_max` is `rank.row_max`. Without a rank it is None.
+    - `slots.wrap(model)`, if there are slots. Before it, `_refuse_large_adapters(slots, model, args)`.
+    - `rank.join(model)`, if there is a rank: the sum over all ranks, of a layer's product and its adapter's.
+    - `pack_linears(model, rows=...)`, for a full step: `sizes.max_num_seqs` rows. Not if `runs_graphs(args)`,
+      because the kernels of graphs read plain weights.
+    - `pack_quantized(model)`, always: it leaves what is not quantized as it is.
+
+    Each finds the linear layers, and leaves linear layers behind. Only packing leaves none: it comes last.
+    Raises ValueError if there is no memory for the adapters.
     """
     if quantization is not None:
         model = quantize(model, quantization, row_max=rank.row_max if rank else None)
     if slots is not None:
-        device = next(model.parameters()).device
-        free, total = memory_of(device)
-        # On a CPU, `free` leaves out the system's cache of files, which the system gives up on demand.
-        available = free if device.type == "cuda" else total
-        needed = slots.num_bytes(model)
-        if needed > available:
-            raise ValueError(
-                f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {needed:,} bytes; "
-                f"there are {available:,}"
-            )
+        _refuse_large_adapters(slots, model, args)
         model = slots.wrap(model)
     if rank is not None:
         model = rank.join(model)
-    if runs_graphs(args):  # kernels of the graphs read plain weights, not packed ones
-        return pack_quantized(model)
-    return pack_quantized(pack_linears(model, rows=sizes.max_num_seqs))
+    if not runs_graphs(args):
+        model = pack_linears(model, rows=sizes.max_num_seqs)
+    return pack_quantized(model)
+
+
+def _refuse_large_adapters(slots: AdapterSlots, model: LanguageModel, args: EngineArgs) -> None:
+    """Raises ValueError if there is no memory for all slots of this model."""
+    device = next(model.parameters()).device
+    free, total = memory_of(device)
+    # On a CPU, `free` leaves out the system's cache of files, which the system gives up on demand.
+    available = free if device.type == "cuda" else total
+    needed = slots.num_bytes(model)
+    if needed > available:
+        raise ValueError(
+            f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {needed:,} bytes; "
+            f"there are {available:,}"
+        )
 
 
 def _load_draft(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageModel) -> LanguageModel:

@@ -9,6 +9,7 @@ import pytest
 from parts.manifest import load_parts
 from tools.build_site import whole_links
 from tools.site_pages import landing, section
+from tools.slides import prose, slides
 
 ROOT = Path(__file__).resolve().parents[2]
 LANDED = [part for part in load_parts(ROOT) if part.landed]
@@ -67,3 +68,31 @@ def test_a_preview_has_a_picture_where_the_site_has_an_address(published):
 def test_what_is_pushed_sideways_is_reached_by_a_key(published):
     body = published.reachable('<div class="table-wrapper x"><table></table></div><pre>code</pre>')
     assert body.count('tabindex="0"') == 2
+
+
+def test_a_picture_leads_to_itself_unless_it_leads_elsewhere(published):
+    plain = '<img alt="a step" src="../_images/x.svg"/>'
+    linked = '<a href="x.html"><img src="../_images/y.png"></a>'
+    enlarged = published.enlarged(plain + linked)
+    assert enlarged == f'<a class="enlarge" href="../_images/x.svg">{plain}</a>{linked}'
+
+
+def test_slides_have_a_sheet_for_each_part_with_its_figure_its_rule_and_a_question():
+    sheets = slides(LANDED).split("<section>\n")[1:]
+    assert len(sheets) == len(LANDED)
+    for part, one in zip(LANDED, sheets, strict=True):
+        assert part.title in one
+        figure = re.search(r'<img src="_images/(\S+)" alt="[^"]{10,}">', one)
+        assert figure, f"{part.name} has a figure"
+        assert (ROOT / "articles/figures" / figure[1]).exists()
+        assert '<p class="predict">' in one, f"{part.name} asks something"
+        assert "](" not in one, "a link is its words"
+        assert "**" not in one
+        assert "<!-- value" not in one
+    assert sum("<blockquote>" in one for one in sheets) >= 20, "the rules that articles set in bold"
+
+
+def test_a_paragraph_of_markdown_becomes_html():
+    assert prose(
+        "a < b, **bold** and *it*, `x * y * z`, [words](a.md#b) <!-- value: x -->3<!-- /value -->"
+    ) == ("a &lt; b, <b>bold</b> and <em>it</em>, <code>x * y * z</code>, words 3")

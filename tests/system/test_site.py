@@ -22,7 +22,17 @@ LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
 
 
 # Pages of each kind, as a reader sees them.
-SHOWN = ("index", "readme", "articles/08_continuous_batching", "articles/course", "api", "404", "search")
+SHOWN = (
+    "index",
+    "readme",
+    "articles/08_continuous_batching",
+    "articles/13_triton_decode_kernel",
+    "articles/course",
+    "slides",
+    "api",
+    "404",
+    "search",
+)
 
 
 class Page(HTMLParser):
@@ -174,3 +184,22 @@ def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noq
             page.evaluate(f"document.body.dataset.theme = '{theme}'")
             assert figure.evaluate("one => getComputedStyle(one).backgroundColor") == paper
         page.close()
+
+
+@pytest.mark.timeout(900)
+def test_slides_are_a_sheet_a_part_and_a_cover(site, browser):  # noqa: F811
+    page = browser.new_page()
+    page.goto(f"{site.as_uri()}/slides.html")
+    assert all(page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth > 0)"))
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == len(LANDED) + 1
+    page.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_figure_can_be_enlarged_without_a_script(site, browser):  # noqa: F811
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"{site.as_uri()}/articles/12_paged_kv_cache.html")
+    page.locator("a.enlarge").first.click()
+    assert "/_images/12_" in page.url
+    page.close()
