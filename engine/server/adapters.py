@@ -44,7 +44,7 @@ from engine.server.protocol import SamplingFields
 Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
-STATUS = {"already_loaded": 400, "not_loaded": 404}
+STATUS = {"already_loaded": 400, "not_loaded": 404}  # by the code of an AdapterError
 
 
 class AdapterEngine(EngineThread):
@@ -180,13 +180,13 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             source = folder / name
             if not source.is_dir():
                 message = f"the server's folder has no adapter {name!r}"
-                raise RequestError(404, message, "lora_name", "adapter_not_found")
+                raise RequestError(404, message, param="lora_name", code="adapter_not_found")
             try:
                 await engine.load_adapter(name, source, bool(body.load_inplace))
             except CheckpointError as error:
                 # The client must not learn paths of this machine.
                 message = str(error).replace(str(source), name)
-                raise RequestError(400, message, "lora_name", "bad_adapter") from None
+                raise RequestError(400, message, param="lora_name", code="bad_adapter") from None
             except (ValueError, EngineError) as error:  # a bad name, the manager's refusal, or no engine
                 raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -207,5 +207,6 @@ def _refusal(error: ValueError | EngineError) -> RequestError:
     """The RequestError for an adapter that is refused, or for an engine that has ended."""
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
-    code = error.code if isinstance(error, AdapterError) else None
-    return RequestError(STATUS[code] if code else 400, str(error), "lora_name", code)
+    if isinstance(error, AdapterError):
+        return RequestError(STATUS[error.code], str(error), param="lora_name", code=error.code)
+    return RequestError(400, str(error), param="lora_name")

@@ -263,10 +263,10 @@ class Admission:
             case "request_too_large":
                 return self._too_large_error(sequences, tokens)
             case "shutting_down":
-                seconds_left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())
-                headers = {"Connection": "close"}
-                message = "the server is shutting down"
-                return RequestError(503, message, None, code, math.ceil(seconds_left), headers)
+                now = asyncio.get_running_loop().time()
+                wait = math.ceil(max(0.0, (self._closes_at or 0.0) - now))  # until the server has ended
+                message, headers = "the server is shutting down", {"Connection": "close"}
+                return RequestError(503, message, code=code, retry_after=wait, headers=headers)
             case "engine_stuck":
                 assert self.watch is not None  # `_unavailable_code` has called `watch.is_stuck`
                 silent = round(self.watch.silent_seconds())
@@ -282,7 +282,8 @@ class Admission:
         wait = max(MIN_RETRY_SECONDS, wait)
         seconds = max(1, math.floor(wait))
         headers = {"retry-after-ms": str(math.floor(1000 * wait))}
-        return RequestError(status, f"{reason}; try again in {seconds} s", None, code, seconds, headers)
+        message = f"{reason}; try again in {seconds} s"
+        return RequestError(status, message, code=code, retry_after=seconds, headers=headers)
 
     def _too_large_error(self, sequences: int, tokens: int) -> RequestError:
         """The error of a request for which an empty queue has no room. It names the limit that is too low."""
@@ -293,4 +294,4 @@ class Admission:
             size = f"{tokens} tokens with its answers"
             limit, param = limits.max_num_queued_tokens, "max_tokens"
         message = f"this request comes to {size}: the whole queue has room for {limit}"
-        return RequestError(400, message, param, "request_too_large")
+        return RequestError(400, message, param=param, code="request_too_large")

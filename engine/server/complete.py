@@ -120,10 +120,8 @@ async def last_outputs(
 def refuse_unknown(name: str, backend: Backend) -> None:
     """Raise RequestError 404 if the backend has no model of this name."""
     if name not in backend.models():
-        names = ", ".join(backend.models())
-        raise RequestError(
-            404, f"model {name!r} does not exist; here are: {names}", "model", "model_not_found"
-        )
+        message = f"model {name!r} does not exist; here are: {', '.join(backend.models())}"
+        raise RequestError(404, message, param="model", code="model_not_found")
 
 
 def refuse_if_down(backend: Backend) -> None:

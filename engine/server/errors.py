@@ -74,7 +74,7 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, NotFoundError):  # an adapter is missing; clients name adapters in `model`
-        return RequestError(404, str(error), "model", "model_not_found")
+        return RequestError(404, str(error), param="model", code="model_not_found")
     if isinstance(error, ParameterError):
         return RequestError(400, str(error), param=error.field)
     if isinstance(error, NoRoomError):

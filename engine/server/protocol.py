@@ -170,13 +170,11 @@ class CompletionRequest(SamplingFields):
             message = "echo=true is not supported by this server"
             raise RequestError(400, message, param="echo")
         if self.suffix:  # an empty suffix has no effect
-            raise RequestError(
-                400, "suffix is not supported: the models here only continue text", param="suffix"
-            )
+            message = "suffix is not supported: the models here only continue text"
+            raise RequestError(400, message, param="suffix")
         if self.best_of not in (None, self.n or 1):
-            raise RequestError(
-                400, f"best_of={self.best_of} is not supported, only best_of = n", param="best_of"
-            )
+            message = f"best_of={self.best_of} is not supported, only best_of = n"
+            raise RequestError(400, message, param="best_of")
         return super().sampling_params()
 
     def _sent_params(self) -> dict[str, Any]:

@@ -88,11 +88,13 @@ class TextFormat(Fields):
         if self.type != "json_schema":
             if given or self.strict is not None:
                 name = next(iter(given), "strict")
-                raise RequestError(400, f'text.format.{name} needs type "json_schema"', "text")
+                message = f'text.format.{name} needs type "json_schema"'
+                raise RequestError(400, message, param="text")
             return ResponseFormat(type=self.type)
         for name in ("name", "schema"):
             if name not in given:
-                raise RequestError(400, f'text.format.{name} is required with type "json_schema"', "text")
+                message = f'text.format.{name} is required with type "json_schema"'
+                raise RequestError(400, message, param="text")
         return ResponseFormat(type=self.type, json_schema=JsonSchema.model_validate(given))
 
 
@@ -225,4 +227,4 @@ def with_responses_names(error: RequestError) -> RequestError:
         message = error.message.replace(error.param, name, 1)
     else:
         return error
-    return RequestError(error.status, message, name, error.code, headers=error.headers)
+    return RequestError(error.status, message, param=name, code=error.code, headers=error.headers)

@@ -42,11 +42,11 @@ class ResponseFormat(Fields):
         if self.type == "json_schema":
             if self.json_schema is None:
                 message = 'response_format.json_schema is required with type "json_schema"'
-                raise RequestError(400, message, "response_format")
+                raise RequestError(400, message, param="response_format")
             return StructuredOutputsParams(json=self.json_schema.schema_)
         if self.json_schema is not None:
             message = 'response_format.json_schema needs type "json_schema"'
-            raise RequestError(400, message, "response_format")
+            raise RequestError(400, message, param="response_format")
         return StructuredOutputsParams(json_object=True) if self.type == "json_object" else None
 
 
@@ -86,10 +86,10 @@ def structure_of(
             message = (
                 "response_format and structured_outputs both say what the output must fit: one is accepted"
             )
-            raise RequestError(400, message, ENGINES_NAME)
+            raise RequestError(400, message, param=ENGINES_NAME)
         return structured_outputs.structure()
     except StructureError as error:
-        raise RequestError(400, _in_words_of(name, str(error)), name) from None
+        raise RequestError(400, _in_words_of(name, str(error)), param=name) from None
 
 
 def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
@@ -100,7 +100,8 @@ def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutput
         return structure.behind(message)
     except StructureError as error:
         why = str(error).removeprefix(f"{ENGINES_NAME}.prefix")
-        raise RequestError(400, f"messages: the content that the output continues{why}", "messages") from None
+        reason = f"messages: the content that the output continues{why}"
+        raise RequestError(400, reason, param="messages") from None
 
 
 def as_sent(error: Exception, body: "SamplingFields") -> Exception:
