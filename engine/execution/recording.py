@@ -238,9 +238,7 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
         return error
 
 
-def _compare(
-    entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception
-) -> Compared:
+def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
     """Wait for the step, and compare it with the result in the file."""
     tokens_now = error_now = None
     try:
