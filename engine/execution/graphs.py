@@ -218,6 +218,7 @@ class GraphWay:
         return all(end - start <= self._max_new for start, end in pairwise(batch.query_start))
 
     def __call__(self, batch: Batch) -> Logits:
+        """Replay a graph. The next call may overwrite these logits."""
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]
         if len(rows) == len(logits):
             return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])

@@ -58,6 +58,7 @@ class RecordedStep:
     step: int
 
     def result(self) -> StepResult:
+        """Wait for the step, and write its tokens or its error."""
         try:
             result = self.pending.result()
         except Exception as error:
@@ -75,6 +76,7 @@ class RecordedExecutor:
         self.executor, self.recording, self.runner = executor, recording, runner
 
     def submit(self, batch: Batch) -> Pending:
+        """Write the record, then submit the step. An error of the submission is written, too."""
         step = self.recording.submitted(self.runner, batch)
         try:
             pending = self.executor.submit(batch)

@@ -35,6 +35,7 @@ class DraftLengths:
     """
 
     def __init__(self, max_drafts: int, times: TimeTable) -> None:
+        """`times` says how long steps take. Nothing is known of any request yet."""
         self.max_drafts, self.times = max_drafts, times
         # By request id: how often a draft is accepted if all drafts before it are.
         self._rates: dict[str, float] = {}
