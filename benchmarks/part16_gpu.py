@@ -78,7 +78,7 @@ def memory_of(model, sequences: int, length: int) -> PageMemory:
 
 
 def graphs_of(
-    model, memory, last, make_steps, sizes: list[int], length: int, max_new_tokens=1, in_flight=2
+    model, memory, last, make_steps, sizes: list[int], length: int, max_new=1, in_flight=2
 ) -> GraphWay:
     """Graphs of these sizes alone: the ladder has more, and each costs time to compile."""
     V, step = model.config.vocab_size, make_steps(model, memory, sizes[-1])
@@ -87,7 +87,7 @@ def graphs_of(
     graphs.sizes = sizes
     if last.chosen.is_cuda:
         graphs._capture()
-    return GraphWay(graphs, V, max_new_tokens)
+    return GraphWay(graphs, V, max_new)
 
 
 def sizes_for(sequences: list[int], new: range) -> list[int]:

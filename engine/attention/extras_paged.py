@@ -58,6 +58,7 @@ class GatheredWithExtras:
         self._by_window: dict[int | None, tuple[_DecodeRows | None, list[_OneSequence]]] = {}
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras) -> Tensor:
+        """As in `ExtrasPlan`: q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""
         if extras.window not in self._by_window:
             self._by_window[extras.window] = self._split(extras.window)
         decode_rows, sequences = self._by_window[extras.window]

@@ -36,6 +36,7 @@ class BlockManager:
     """Counts the references to each of `num_blocks` blocks. A block without references is free."""
 
     def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
+        """All blocks are free. `contents` finds blocks by what they hold; None finds none."""
         self.num_blocks = num_blocks
         # Not `contents or NoContents()`: a prefix cache that is still empty is falsy, too.
         self.contents = NoContents() if contents is None else contents

@@ -142,6 +142,7 @@ class PagedCache:
         return blocks
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
+        """As in `KVCacheManager`. Takes all blocks that are missing, or none if too few are free."""
         allocation = self.allocations[seq.id]
         if num_tokens <= allocation.num_reserved:  # true in most steps, since a block has room for several
             return True
@@ -190,6 +191,7 @@ class PagedCache:
             allocation.num_given_back = num_unseen
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
+        """As in `KVCacheManager`. Frees the last blocks, as far as they are not needed at all."""
         allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
         if num_blocks >= len(allocation.table):
             return
@@ -256,6 +258,7 @@ class PagedCache:
         return Usage(len(self.allocations), in_use * self.block_size, self.num_blocks * self.block_size)
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
+        """As in `KVCacheManager`. A table has the blocks up to the sequence's last new token."""
         P = self.block_size
         counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks up to the last token
         tables = np.zeros((len(ids), max(counts)), dtype=np.int64)  # [S, W]

@@ -26,6 +26,7 @@ class SingleCache:
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
     ) -> None:
+        """`kernel` computes the attention over the cache."""
         shape = (config.num_layers, max_tokens, config.num_kv_heads, config.head_dim)
         self.keys = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
         self.values = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
@@ -65,6 +66,7 @@ class CachedForward:
     def __init__(
         self, model: LanguageModel, max_tokens: int | None = None, kernel: VarlenKernel = dense_attention
     ) -> None:
+        """`max_tokens` is the room of the cache; None takes as much as the model's longest sequence needs."""
         self.model = model
         parameter = next(model.parameters())
         self.device = parameter.device

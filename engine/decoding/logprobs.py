@@ -129,6 +129,7 @@ class TokenScores(Mapping[int, Logprob]):
         return records
 
     def __getitem__(self, token_id: int) -> Logprob:
+        """The score of a token that was scored. Raises KeyError for any other token."""
         indices = (self._ids == token_id).nonzero()[0]
         if not len(indices):
             raise KeyError(token_id)

@@ -14,7 +14,7 @@ from engine.decoding.params import SamplingParams
 START_LENGTH = 16  # the first capacity, in tokens; a full array doubles its capacity
 
 
-class Changes:
+class LogitChanges:
     """The changes of one request's logits: tokens[C] and factors[C, 3].
 
     The logit of tokens[c] is changed by factors[c] = (bias, repetition, subtract), as `adjust` (sampling.py)

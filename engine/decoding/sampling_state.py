@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.decoding.bad_words import BadWords
 from engine.decoding.params import SamplingParams
-from engine.decoding.penalties import Changes
+from engine.decoding.penalties import LogitChanges
 
 NO_CHANGES = np.empty(0, np.int64), np.empty((0, 3), np.float32)  # tokens[C] and factors[C, 3] with C = 0
 
@@ -89,7 +89,7 @@ class SamplingState:
     mask: np.ndarray | None = None  # which tokens may be chosen, as in `Draw`
     temperature: float = field(init=False)  # 0 is greedy
     is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
-    _changes: Changes = field(init=False)
+    _changes: LogitChanges = field(init=False)
     _draw: Draw = field(init=False)  # the record without tokens and factors, which never changes
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class SamplingState:
             or self.bad_words
             or self.mask is not None
         )
-        self._changes = Changes(params, self.prompt_ids)
+        self._changes = LogitChanges(params, self.prompt_ids)
         self._draw = Draw(
             params=Limits(params.top_k, params.top_p, params.min_p, params.min_tokens),
             temperature=self.temperature,

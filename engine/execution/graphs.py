@@ -46,11 +46,18 @@ class GraphInputs(NamedTuple):
     positions: Any  # [size]
     slots: Any  # [size]; -1 stores nothing
     lens: Any  # [size]: tokens that the row attends to; 0 for a padding row
-    tables: Any  # [size, width]
+    tables: Any  # [size, width]; that of a padding row is not read
+
+    def pad(self, first: int) -> None:
+        """Make padding rows of all rows from `first` on."""
+        self.token_ids[first:] = 0
+        self.sources[first:] = -1
+        self.positions[first:] = 0
+        self.slots[first:] = -1
+        self.lens[first:] = 0
 
 
-PADDING = GraphInputs(token_ids=0, sources=-1, positions=0, slots=-1, lens=0, tables=0)
-NUMBERS_PER_ROW = len(PADDING) - 1  # the numbers of a row, without its block table
+NUMBERS_PER_ROW = len(GraphInputs._fields) - 1  # the numbers of a row, without its block table
 
 
 def ladder(max_rows: int) -> list[int]:
@@ -135,7 +142,7 @@ class DecodeGraphs:
         """
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
-        # 1. The step's numbers, on the host: rows beyond T are padding.
+        # 1. The step's numbers, on the host. Rows beyond T are padding.
         self._host_index = (self._host_index + 1) % len(self._host)
         host = self._host[self._host_index]
         inputs = self._views(host.numpy(), size)
@@ -144,9 +151,8 @@ class DecodeGraphs:
             tables = np.repeat(tables, np.diff(batch.query_start), axis=0)  # [T, W]
         inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last.sources(batch)
         inputs.positions[:T], inputs.slots[:T], inputs.lens[:T] = positions, batch.slots, positions + 1
-        for numbers, padding in zip(inputs[:NUMBERS_PER_ROW], PADDING[:NUMBERS_PER_ROW], strict=True):
-            numbers[T:] = padding
-        inputs.tables[:T, : tables.shape[1]] = tables  # the tables of padding rows are not read
+        inputs.tables[:T, : tables.shape[1]] = tables
+        inputs.pad(T)
         # 2. One copy, one call.
         count = size * (NUMBERS_PER_ROW + self.width)
         self._device_numbers[:count].copy_(host[:count], non_blocking=True)
@@ -181,8 +187,8 @@ class DecodeGraphs:
         """Record a graph for each size, the largest first: the other graphs then fit into its memory."""
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for size in reversed(self.sizes):
-            for numbers, padding in zip(self._views(self._device_numbers, size), PADDING, strict=True):
-                numbers.fill_(padding)
+            self._device_numbers.zero_()
+            self._views(self._device_numbers, size).pad(0)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._run(size)  # compiles the kernels, which cannot be done while they are recorded
@@ -197,11 +203,11 @@ class DecodeGraphs:
 class GraphWay:
     """A `Way` that computes a step by a graph, if the step has few rows and scores no prompt."""
 
-    def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new_tokens: int = 1) -> None:
-        """`max_new_tokens` is the most new tokens of a sequence. More than 1 needs a step that stores the
+    def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new: int = 1) -> None:
+        """`max_new` is the most new tokens of a sequence. More than 1 needs a step that stores the
         keys of all new tokens before any row attends (Part 16).
         """
-        self.graphs, self._V, self._max_new_tokens = graphs, vocab_size, max_new_tokens
+        self.graphs, self._V, self._max_new = graphs, vocab_size, max_new
 
     def fits(self, batch: Batch) -> bool:
         """Whether the step has few rows, few new tokens of each sequence, and no row of a prompt to score."""
@@ -209,9 +215,10 @@ class GraphWay:
             return False
         if batch.num_tokens == len(batch.ids):  # one new token each
             return True
-        return all(end - start <= self._max_new_tokens for start, end in pairwise(batch.query_start))
+        return all(end - start <= self._max_new for start, end in pairwise(batch.query_start))
 
     def __call__(self, batch: Batch) -> Logits:
+        """Replay a graph. The next call may overwrite these logits."""
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]
         if len(rows) == len(logits):
             return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])

@@ -58,6 +58,7 @@ class RecordedStep:
     step: int
 
     def result(self) -> StepResult:
+        """Wait for the step, and write its tokens or its error."""
         try:
             result = self.pending.result()
         except Exception as error:
@@ -75,6 +76,7 @@ class RecordedExecutor:
         self.executor, self.recording, self.runner = executor, recording, runner
 
     def submit(self, batch: Batch) -> Pending:
+        """Write the record, then submit the step. An error of the submission is written, too."""
         step = self.recording.submitted(self.runner, batch)
         try:
             pending = self.executor.submit(batch)
@@ -107,7 +109,9 @@ class Bounds:
     has_last_tokens: bool  # whether records may have placeholders for tokens of the step before
 
     def check(self, batch: Batch) -> None:
-        """Raise ValueError if a number of the record is out of bounds. The message names the field."""
+        """Raise ValueError if a number of the record is out of bounds. The message names the field, or
+        what is counted.
+        """
         rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
         context_lens = np.array(batch.context_lens)  # [S]
         # 1. Check that indices and counts are in range.
@@ -115,15 +119,15 @@ class Bounds:
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", context_lens, self.positions + 1)
         _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
-        _within("prompt_ids", rows.prompt_ids, V)
-        _within("logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
+        _within("rows.prompt_ids", rows.prompt_ids, V)
+        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
         for row in batch.draws.rows:
-            _within("stop_ids", row.stop_ids, V)
-            _within("bad_ids", row.bad_ids, V)
+            _within("draws.stop_ids", row.stop_ids, V)
+            _within("draws.bad_ids", row.bad_ids, V)
             if row.mask is not None:
-                _within("mask", [len(row.mask)], -(-V // 32) + 1)
+                _within("draws.mask", [len(row.mask)], -(-V // 32) + 1)
             if row.tokens is not None:
-                _within("penalties", row.tokens, V)
+                _within("draws.tokens", row.tokens, V)
         _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
         _within("tables", tables, self.num_blocks)
         for copy in batch.copies:
@@ -144,11 +148,11 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
     numbers = np.asarray(values, dtype=np.int64)
     outside = numbers[(numbers < start) | (numbers >= end)]
     if outside.size:
-        raise ValueError(f"{name}: {outside[0]}, and there are {end}")
+        raise ValueError(f"{name}: {outside[0]}, where {start} to {end - 1} are expected")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayedStep:
+class Compared:
     """A recorded step: its result in the recording, and its result when it was run again."""
 
     step: int
@@ -169,7 +173,7 @@ def run_again(
     file: TextIO,
     runners: Mapping[str, tuple[Executor, Bounds]],
     write_adapter: Callable[[int, str], None],
-) -> Iterator[ReplayedStep]:
+) -> Iterator[Compared]:
     """Run the steps of a recording in the order in which they were submitted. Yields the steps whose results
     were read, in the order in which they were read.
 
@@ -236,9 +240,7 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
         return error
 
 
-def _compare(
-    entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception
-) -> ReplayedStep:
+def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
     """Wait for the step, and compare it with the result in the file."""
     tokens_now = error_now = None
     try:
@@ -247,7 +249,7 @@ def _compare(
         tokens_now = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    return ReplayedStep(
+    return Compared(
         step=entry["result"],
         runner=runner,
         batch=batch,

@@ -87,6 +87,7 @@ class EagerWay:
         return True
 
     def __call__(self, batch: Batch) -> Logits:
+        """Run the pass. Only the rows from which tokens are chosen go through the output layer."""
         inputs = self.upload(batch, self.device)
         hidden = self.forward(inputs.token_ids, inputs.positions, self.memory.attention(batch))  # [T, D]
         rows = batch.rows
@@ -186,6 +187,7 @@ class SubmittedStep:
     """A `Pending` step, which the device computes. The device then copies the tokens to the host."""
 
     def __init__(self, batch: Batch, token_ids: Tensor, scores: list[tuple[Score, list[Tensor]]]) -> None:
+        """`token_ids`[R] are on the device, and so are the tensors of each score."""
         self.batch, self.scores = batch, scores
         self._tensors = [token_ids]  # all that the host needs of this step
         for _, tensors in scores:
@@ -228,6 +230,7 @@ class HostCopy:
     """
 
     def __init__(self, tensor: Tensor) -> None:
+        """Start the copy of a tensor of any shape and dtype."""
         self._arrived: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -113,6 +113,7 @@ class ScoredRows:
     def __init__(
         self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
     ) -> None:
+        """token_ids[R], and the arrays of `Scores` of the same rows. `text` is as in `TokenScores`."""
         logprobs, self.ranks, top_ids, top_logprobs = scores
         self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
         self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]

@@ -86,14 +86,7 @@ def make_batch(
         prompt_ids += selected.prompt_ids
     rows = Rows(tuple(chosen), tuple(counts))
     if any(request.is_scored for request, _ in work):
-        rows = replace(
-            rows,
-            logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
-            prompt_logprobs=tuple(_num_likeliest_of_prompt(request) for request, _ in work),
-            prompt=tuple(prompt_rows),
-            prompt_ids=tuple(prompt_ids),
-            prompt_counts=tuple(prompt_counts),
-        )
+        rows = _with_scores(rows, work, prompt_rows, prompt_ids, prompt_counts)
     ids = tuple([request.id for request, _ in work])
     tables, slots = cache.locate(ids, query_start, positions)
     return Batch(
@@ -108,6 +101,22 @@ def make_batch(
         rows=rows,
         draws=Draws(tuple(draws), tuple(draw_positions)),
         adapters=_adapters(work, adapter_slots),
+    )
+
+
+def _with_scores(
+    rows: Rows, work: Scheduled, prompt_rows: list[int], prompt_ids: list[int], prompt_counts: list[int]
+) -> Rows:
+    """`rows` with the log probabilities that the requests ask for. prompt_rows[N] are the rows in which a
+    token of a prompt is scored, prompt_ids[N] these tokens, and prompt_counts[S] how many each sequence has.
+    """
+    return replace(
+        rows,
+        logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
+        prompt_logprobs=tuple(_num_likeliest_of_prompt(request) for request, _ in work),
+        prompt=tuple(prompt_rows),
+        prompt_ids=tuple(prompt_ids),
+        prompt_counts=tuple(prompt_counts),
     )
 
 

@@ -19,15 +19,16 @@ from engine.speculation.lengths import DraftLengths
 from engine.speculation.rejection_sampler import confirmed_tokens
 
 CATCH_UP = 256  # the most tokens that a proposer reads in a step, besides those of the last step
-Text = tuple[Request, list[int]]  # a request, and all of its known tokens
+KnownTokens = tuple[Request, list[int]]  # a request, and all of its known tokens
 
 
 class _ProposerInput(NamedTuple):
     """What the proposer gets for one sequence of the step."""
 
     s: int  # the sequence's index in the step
-    text: Text
-    max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
+    request: Request
+    ids: list[int]  # all known tokens
+    max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the known ones
 
 
 class Proposer(Protocol):
@@ -40,8 +41,10 @@ class Proposer(Protocol):
     def unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many tokens of the text `ids` the proposer must read before it can propose the next."""
 
-    def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
-        """For each text, at most `max_tokens` of it tokens that may follow. With 0, only read the text."""
+    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
+        """texts[n], max_tokens[n] -> [n]: for each text, at most max_tokens[i] tokens that may follow it.
+        With 0, only read the text.
+        """
 
 
 class NgramProposer:
@@ -56,7 +59,7 @@ class NgramProposer:
     def unread(self, request: Request, ids: Sequence[int]) -> int:
         return 0
 
-    def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
+    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
         return [self._find(ids, n) for (_, ids), n in zip(texts, max_tokens, strict=True)]
 
 
@@ -206,19 +209,19 @@ class Speculation:
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
         step_tokens = self.lengths.max_drafts + 1
-        backlog = [max(0, self.proposer.unread(*item.text) - step_tokens) for item in inputs]
+        backlog = [max(0, self.proposer.unread(item.request, item.ids) - step_tokens) for item in inputs]
         self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
         inputs = list(_within_catch_up(inputs, backlog))
         proposals = self.proposer.propose(
-            [item.text for item in inputs], [item.max_tokens for item in inputs]
+            [(item.request, item.ids) for item in inputs], [item.max_tokens for item in inputs]
         )
         for item, proposal in zip(inputs, proposals, strict=True):
             drafts[item.s] = proposal
             if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
-                self.lengths.observe(requests[item.s].id, proposed=1, accepted=0)
+                self.lengths.observe(item.request.id, proposed=1, accepted=0)
         return drafts
 
-    def _with_memory(self, texts: Mapping[int, Text], wanted: Sequence[int]) -> list[_ProposerInput]:
+    def _with_memory(self, texts: Mapping[int, KnownTokens], wanted: Sequence[int]) -> list[_ProposerInput]:
         """What to propose, of wanted[S] tokens for the sequences of `texts`, by their indices in the step.
 
         Memory for the next token of each request is reserved first. Then memory for a request's drafts is
@@ -232,7 +235,7 @@ class Speculation:
         for s, (request, ids) in texts.items():
             max_tokens = int(min(wanted[s], self.proposer.max_positions - len(ids)))
             if max_tokens > 0 and has_room[s] and self.scheduler.lend(request, len(ids) + max_tokens):
-                inputs.append(_ProposerInput(s, (request, ids), max_tokens))
+                inputs.append(_ProposerInput(s, request, ids, max_tokens))
         return inputs
 
 
@@ -259,6 +262,6 @@ def _within_catch_up(inputs: list[_ProposerInput], backlog: list[int]) -> Iterat
         if num_unread <= budget:
             yield item
         elif budget:
-            request, ids = item.text
-            yield _ProposerInput(item.s, (request, ids[: len(ids) - num_unread + budget]), 0)
+            num_read = len(item.ids) - num_unread
+            yield item._replace(ids=item.ids[: num_read + budget], max_tokens=0)
         budget -= min(num_unread, budget)

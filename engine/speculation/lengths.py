@@ -35,6 +35,7 @@ class DraftLengths:
     """
 
     def __init__(self, max_drafts: int, times: TimeTable) -> None:
+        """`times` says how long steps take. Nothing is known of any request yet."""
         self.max_drafts, self.times = max_drafts, times
         # By request id: how often a draft is accepted if all drafts before it are.
         self._rates: dict[str, float] = {}
@@ -93,7 +94,8 @@ class DraftLengths:
         order = np.argsort(-rates, kind="stable")  # [S]
         gained = expected_tokens(rates[order], np.array(caps)[order], self.max_drafts) - 1  # [S, K]
         seconds = self.seconds(S)  # [S, K]
-        # 2. Choose the fastest m and k. If k is 0, see whether a try is due.
+        # 2. Choose the fastest m and k. `argmax` counts row by row, so its index is row · K + k. If k is 0,
+        #    see whether a try is due.
         speed = (S + gained.cumsum(0)) / seconds  # [S, K]
         row, k = divmod(int(speed.argmax()), self.max_drafts + 1)
         if k == 0:

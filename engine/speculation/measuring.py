@@ -16,7 +16,7 @@ from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.models.config import ModelConfig
 from engine.requests.request import Request
-from engine.speculation.capability import Proposer, Speculation, Text
+from engine.speculation.capability import KnownTokens, Proposer, Speculation
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
@@ -69,7 +69,7 @@ class FullProposer:
     def unread(self, request: Request, ids: Sequence[int]) -> int:
         return self.proposer.unread(request, ids)
 
-    def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
+    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
         proposals = self.proposer.propose(texts, max_tokens)
         return [(ids + [0] * k)[:k] for ids, k in zip(proposals, max_tokens, strict=True)]
 

@@ -57,5 +57,5 @@ def runner(
     graphs = DecodeGraphs(
         lambda rows: step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
     )
-    way = GraphWay(graphs, V, max_new_tokens=MOST_NEW if max_new_tokens > 1 else 1)
+    way = GraphWay(graphs, V, max_new=MOST_NEW if max_new_tokens > 1 else 1)
     return ModelRunner([way, eager], memory, last_tokens=last_tokens)

@@ -61,7 +61,7 @@ def make_runner(
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new_tokens=MOST_NEW))
+        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 

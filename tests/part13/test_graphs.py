@@ -224,8 +224,8 @@ def test_a_step_with_several_tokens_of_one_sequence_goes_another_way(plain_model
     told.requests["a"].token_ids += [4, 5, 6]
     batch = told.tell(8, "a", "b")
     assert not way.fits(batch)
-    assert not GraphWay(way.graphs, VOCAB, max_new_tokens=3).fits(batch), "4 new tokens of a"
-    assert GraphWay(way.graphs, VOCAB, max_new_tokens=4).fits(batch)
+    assert not GraphWay(way.graphs, VOCAB, max_new=3).fits(batch), "4 new tokens of a"
+    assert GraphWay(way.graphs, VOCAB, max_new=4).fits(batch)
 
 
 def test_a_step_of_more_rows_than_there_is_a_graph_for_goes_another_way(plain_model):

@@ -64,7 +64,7 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
     plain = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, **options)
     verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
     assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
-    ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new_tokens=MOST_NEW)]
+    ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new=MOST_NEW)]
     return ModelRunner(
         [*ways, EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last_tokens=last
     )

@@ -71,9 +71,9 @@ def in_rows(model, memory, rows):
     return lambda _: many
 
 
-def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new_tokens=MOST_NEW):
+def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new=MOST_NEW):
     step, width = make_steps(model, memory, rows), -(-MAX_LEN // P)
-    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new_tokens)
+    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new)
 
 
 def memory_of(model, blocks: int = 40) -> PageMemory:
@@ -134,7 +134,7 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows
     eager, make = EagerWay(model, memory, upload=last.upload), in_rows if name == "model" else verifying_steps
     ways = [graph_way(model, memory, last, make), eager]
     if plain_rows:
-        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, max_new_tokens=1))
+        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, max_new=1))
     found, taken = played(model, memory, ways)
     other = memory_of(model)
     wanted, _ = played(model, other, [EagerWay(model, other)])
