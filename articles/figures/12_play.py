@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from benchmarks.part12_play import recording
 
-HUES = ("#c2570c", "#2563eb", "#15803d", "#a21caf", "#a16207", "#0e7490")  # as play.css has them
+HUES = ("#c2570c", "#2563eb", "#15803d", "#a21caf", "#a16207", "#0e7490", "#475569")  # as play.css has them
 KEPT, FREE, ASIDE = "#d5dbe3", "white", "#b91c1c"
 
 

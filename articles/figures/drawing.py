@@ -71,7 +71,7 @@ def draw_steps(script: str, recorded: dict, title: str) -> None:
         words = f"{run['words']}: {len(computed)} steps, first word after {wait:.1f} on average"
         ax.set_title(words, loc="left", fontsize=10)
         bare(ax)
-    axes[-1].set(xlabel="step")
+    axes[-1].set(xlabel="step", xlim=(0.3, max(len(run["steps"]) for run in runs) + 0.7))
     figure.supylabel("tokens in the step", fontsize=10)
     figure.suptitle(title, x=0.02, ha="left", weight="bold")
     handles, labels = axes[0].get_legend_handles_labels()

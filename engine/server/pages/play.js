@@ -166,11 +166,11 @@ class Play extends HTMLElement {
     this.question.replaceChildren();
     if (!question) return;
     this.pause();
-    this.inputs = question.fields.map(() => element("input", { type: "number", min: 0, required: true, inputmode: "numeric" }));
-    const rows = question.fields.map(([words], i) => element("label", {}, element("span", {}, words), this.inputs[i], element("output")));
-    this.question.append(
-      element("p", {}, question.ask), ...rows, element("button", { type: "submit" }, "Show"),
-    );
+    const number = { type: "number", min: 0, required: true, inputmode: "numeric" };
+    this.inputs = question.fields.map(() => element("input", number));
+    const rows = question.fields.map(([words], i) =>
+      element("label", {}, element("span", {}, words), this.inputs[i], element("output")));
+    this.question.append(element("p", {}, question.ask), ...rows, element("button", { type: "submit" }, "Show"));
     this.inputs[0].focus();
   }
 

@@ -76,14 +76,14 @@ export function drawFill(steps, { first = 1, now, last, most, budget }, width) {
 
 // --- a recording -------------------------------------------------------------------------------------------------
 //
-// {choice, requests: [[name, prompt, output, arrives], ...], runs: [{name, words, budget, marks, steps}, ...]}: a request
-// arrives when `arrives` steps are done. A step is {work: {name: [tokens computed, tokens
-// said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
+// {choice, requests: [[name, prompt, output, arrives], ...], runs: [{name, words, seats, budget, marks, steps}, ...]}:
+// a request arrives when `arrives` steps are done; a reader who predicts is asked before the steps of `marks`. A step
+// is {work: {name: [tokens computed, tokens said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
 
 // The lanes after `moment` steps of a run.
 export function lanesAt(requests, run, moment) {
-  const lanes = requests.map(([name, prompt, limit, arrives]) => (
-    { name, prompt, limit, arrives, said: 0, held: 0, now: 0, spoke: 0, drafts: 0, lost: 0, first: null }));
+  const nothing = { said: 0, held: 0, now: 0, spoke: 0, drafts: 0, lost: 0, first: null };
+  const lanes = requests.map(([name, prompt, limit, arrives]) => ({ name, prompt, limit, arrives, ...nothing }));
   const named = Object.fromEntries(lanes.map((lane) => [lane.name, lane]));
   run.steps.slice(0, moment).forEach(({ work, preempted = [] }, i) => {
     for (const lane of lanes) Object.assign(lane, { now: 0, spoke: 0, drafts: 0, thrown: false });
@@ -122,10 +122,11 @@ export function open(data) {
   const run = (chosen) => runs.find(({ name }) => name === chosen.run);
   const longest = Math.max(...requests.map(([, prompt, output]) => prompt + output));
   const tokens = ({ work }) => Object.values(work).reduce((sum, [computed]) => sum + computed, 0);
+  const options = runs.map(({ name, words }) => [name, words]);
   const last = Math.max(...runs.map(({ steps }) => steps.length));
   return {
     label: data.label,
-    choices: [{ name: "run", label: data.choice, options: runs.map(({ name, words }) => [name, words]), start: runs[0].name }],
+    choices: [{ name: "run", label: data.choice, options, start: runs[0].name }],
     moments: (chosen) => run(chosen).steps.length,
     draw(chosen, moment, width) {
       const { steps, budget } = run(chosen), most = Math.max(budget ?? 0, ...steps.map(tokens));
@@ -144,8 +145,8 @@ export function open(data) {
         `${lane.name} ${lane.state === "waits" ? "waits, " : ""}lacks ${lane.prompt + lane.said - lane.held}`,
         steps[moment - 1].work[lane.name]?.[0] ?? 0,
       ]);
-      const limit = budget ? `Step ${moment} has a budget of ${budget} tokens, and ${run(chosen).seats} seats.` : `Step ${moment} comes.`;
-      return { ask: `${limit} How many tokens of each are computed in it?`, fields };
+      const seats = counted(run(chosen).seats, "seat"), limit = budget ? `a budget of ${budget} tokens, and ${seats}` : seats;
+      return { ask: `Step ${moment} has ${limit}. How many tokens of each are computed in it?`, fields };
     }),
   };
 }
@@ -172,20 +173,26 @@ function kindsOf(runs) {
 
 function sentence(lanes, { budget, steps }, moment) {
   const there = lanes.filter((lane) => lane.there);
-  const waiting = there.filter(({ state }) => state === "waits").map(({ name }) => name);
+  const names = (which) => there.filter(which).map(({ name }) => name);
+  const waiting = names(({ state }) => state === "waits");
   if (!moment) return `${listed(waiting)} ${waiting.length > 1 ? "are" : "is"} there, and nothing is computed yet.`;
   const total = there.reduce((sum, { now }) => sum + now, 0);
   const said = [`Step ${moment}: ${budget ? `${total} of ${budget} tokens` : counted(total, "token")}.`];
-  const preempted = there.filter(({ thrown }) => thrown);
-  for (const { name, lost } of preempted) said.push(`${name} is preempted: ${counted(lost, "token")} must be computed again.`);
+  for (const { name, lost, thrown } of there) {
+    if (thrown) said.push(`${name} is preempted: ${counted(lost, "token")} must be computed again.`);
+  }
   const reading = there.filter(({ now, spoke, drafts }) => now && !(spoke && now === drafts + 1));
-  if (reading.length) said.push(`${reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`).join(", ")}.`);
-  const speaking = there.filter(({ spoke, drafts, now }) => spoke && !drafts && now === 1).map(({ name }) => name);
+  const reads = reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`);
+  if (reads.length) said.push(`${reads.join(", ")}.`);
+  const speaking = names(({ now, spoke, drafts }) => spoke && now === 1 && !drafts);
   if (speaking.length) said.push(`${listed(speaking)} ${speaking.length > 1 ? "say a token each" : "says a token"}.`);
-  for (const { name, drafts, spoke } of there.filter((lane) => lane.drafts)) said.push(`Of ${name}'s ${counted(drafts, "draft")}, ${spoke - 1} stand${spoke === 2 ? "s" : ""}.`);
+  for (const { name, drafts, spoke } of there) {
+    if (drafts) said.push(`Of ${name}'s ${counted(drafts, "draft")}, ${spoke - 1} ${spoke === 2 ? "stands" : "stand"}.`);
+  }
   if (waiting.length) said.push(`${listed(waiting)} ${waiting.length > 1 ? "wait" : "waits"}.`);
-  const waits = there.map(({ wait }) => wait), mean = waits.reduce((sum, wait) => sum + wait, 0) / waits.length;
-  const done = there.filter(({ ended }) => ended).length;
-  said.push(`Done: ${done} of ${lanes.length}. Mean wait for the first word: ${mean.toFixed(1)} steps${moment < steps.length ? " so far" : ""}.`);
+  const mean = there.reduce((sum, { wait }) => sum + wait, 0) / there.length;
+  const far = moment < steps.length ? " so far" : "";
+  const done = names(({ ended }) => ended).length;
+  said.push(`Done: ${done} of ${lanes.length}. Mean wait for the first word${far}: ${mean.toFixed(1)} steps.`);
   return said.join(" ");
 }

@@ -33,7 +33,8 @@ export const box = (x, y, width, height, kind, more = {}) =>
 
 // What the drawings' classes mean: [[class, words], ...].
 export function legend(kinds) {
-  const swatch = (kind) => shape("svg", { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" }, box(0.5, 0.5, 11, 11, kind));
+  const size = { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" };
+  const swatch = (kind) => shape("svg", size, box(0.5, 0.5, 11, 11, kind));
   return element("div", { class: "play-legend" }, ...kinds.map(([kind, words]) => element("span", {}, swatch(kind), words)));
 }
 
