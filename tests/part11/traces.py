@@ -6,7 +6,16 @@ from pathlib import Path
 
 from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
 
-KINDS = {"M", "B", "E", "X", "C", "i"}
+# By kind of event, as in Chrome's Trace Event Format: the fields that must be there, and those that may.
+FIELDS = {
+    "M": ("pid tid name args", ""),
+    "B": ("pid tid ts name", "args"),
+    "E": ("pid tid ts", "args"),
+    "X": ("pid tid ts dur name", "args"),
+    "C": ("pid ts name args", ""),
+    "i": ("pid tid ts name s", "args"),
+}
+METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
 
 
 def read_strictly(path: Path) -> list[dict]:
@@ -36,12 +45,16 @@ def check(events: list[dict], is_whole: bool = True) -> None:
     """
     now = defaultdict(int)  # by track: the time that the next event may have at the earliest
     outer = set()  # tracks with an outer slice that has begun
+    named = set()  # tracks that have a name
     for number, event in enumerate(events):
         where = f"event {number}: {event}"
         kind = event["ph"]
-        assert kind in KINDS, where
+        needed, allowed = (set(fields.split()) for fields in FIELDS[kind])
+        assert needed <= event.keys() - {"ph"} <= needed | allowed, where
         assert isinstance(event["name"] if kind != "E" else "", str), where
         if kind == "M":
+            assert list(event["args"]) == [METADATA[event["name"]]], where
+            named.add((event["pid"], event["tid"]))
             continue
         start, duration = event["ts"], event.get("dur", 0)
         assert type(start) is int, where
@@ -50,6 +63,8 @@ def check(events: list[dict], is_whole: bool = True) -> None:
         track = (event["pid"], event["name"]) if kind == "C" else (event["pid"], event["tid"])
         assert start >= now[track], f"times of a track never go back, and slices do not overlap: {where}"
         now[track] = start + duration
+        assert kind == "C" or track in named, f"a track has its name before its first event: {where}"
+        assert event.get("s", "g") == "g", where
         if kind == "B":
             assert track not in outer, f"a row has one request at a time: {where}"
             outer.add(track)
