@@ -173,6 +173,12 @@ def test_slides_are_a_sheet_a_part_and_a_cover(site, browser):  # noqa: F811
     assert all(page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth > 0)"))
     printed = page.pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == len(LANDED) + 1
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1123, "height": 632})  # of a sheet
+    cut = page.locator("section").evaluate_all(
+        "all => all.filter((one) => one.scrollHeight > one.clientHeight).length"
+    )
+    assert cut == 0, "what does not fit on its sheet is cut off"
     page.close()
 
 
