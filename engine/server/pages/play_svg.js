@@ -28,6 +28,13 @@ export const text = (x, y, words, kind = null) => shape("text", { x, y, class: k
 export const box = (x, y, width, height, kind, more = {}) =>
   shape("rect", { x, y, width: Math.max(0, width), height: Math.max(0, height), class: kind, ...more });
 
+// What the drawings' classes mean: [[class, words], ...].
+export function legend(kinds) {
+  const size = { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" };
+  const swatch = (kind) => shape("svg", size, box(0.5, 0.5, 11, 11, kind));
+  return element("div", { class: "play-legend" }, ...kinds.map(([kind, words]) => element("span", {}, swatch(kind), words)));
+}
+
 // "a", "a and b", "a, b and c"
 export function listed(words) {
   if (words.length < 2) return words.join("");
