@@ -11,18 +11,13 @@ from random import Random
 import pytest
 
 from tests.system.test_accessibility import VIEWS, findings
+from tests.system.test_play import opened, site  # noqa: F401
 from tests.system.tools import browser  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES, PAGES = ROOT / "articles" / "figures", ROOT / "engine" / "server" / "pages"
+FIGURES = ROOT / "articles" / "figures"
 DATA = json.loads((FIGURES / "13_roofline.play.json").read_text(encoding="utf-8"))
-SITE = "http://figure.test/"
-PAGE = """<!doctype html><html lang="en"><head><title>figure</title><link rel="stylesheet" href="play.css">
-<meta name="viewport" content="width=device-width"><script type="module" src="play.js"></script></head>
-<body><main>
-<ruvon-play src="13_roofline.play.json"><img src="13_roofline.svg" alt="What a step waits for"></ruvon-play>
-</main></body></html>"""
-TYPES = {".js": "text/javascript", ".css": "text/css", ".json": "application/json", ".svg": "image/svg+xml"}
+NAME, CODE = "13_roofline", "/engine/server/pages/play_roofline.js"
 
 
 @pytest.fixture
@@ -30,32 +25,6 @@ def play(monkeypatch):
     """articles/figures/13_roofline_play.py"""
     monkeypatch.syspath_prepend(FIGURES)
     return importlib.import_module("13_roofline_play")
-
-
-@pytest.fixture
-def figure(browser):  # noqa: F811
-    """figure(**options of the context) -> a page with the figure alone, as the site has it."""
-    opened = []
-
-    def open_figure(**options):
-        page = browser.new_page(**options)
-        page.route(f"{SITE}**", answer)
-        page.goto(SITE)
-        opened.append(page)
-        return page
-
-    yield open_figure
-    for page in opened:
-        page.close()
-
-
-def answer(route) -> None:
-    name = route.request.url.removeprefix(SITE)
-    found = [folder / name for folder in (PAGES, FIGURES) if name and (folder / name).is_file()]
-    if found:
-        route.fulfill(body=found[0].read_bytes(), content_type=TYPES[found[0].suffix])
-    else:
-        route.fulfill(body="" if name else PAGE, status=404 if name else 200, content_type="text/html")
 
 
 def test_the_data_is_what_the_records_say_today(play):
@@ -99,7 +68,7 @@ def test_no_step_was_quicker_than_its_floor(play):
         assert dot["ms"] >= 0.97e3 * least, f"{dot}: a ceiling of this machine is too low; measure it again"
 
 
-def test_the_page_computes_what_the_script_does(play, figure):
+def test_the_page_computes_what_the_script_does(play, opened):
     rng = Random(5)
     names = ("model", "machine", "batch", "context", "bits", "heads")
     grid = list(
@@ -107,20 +76,20 @@ def test_the_page_computes_what_the_script_does(play, figure):
     )
     steps = [dict(zip(names, step, strict=True)) for step in rng.sample(grid, 200)]
     steps += [{name: dot[name] for name in names[:5]} | {"heads": "own"} for dot in DATA["dots"]]
-    page = figure()
-    compute = """async ([data, steps]) => {
-        const { pieces } = await import("/play_roofline.js");
+    page = opened(NAME)
+    compute = """async ([code, data, steps]) => {
+        const { pieces } = await import(code);
         return steps.map((step) => pieces(data, step));
     }"""
-    for step, found in zip(steps, page.evaluate(compute, [DATA, steps]), strict=True):
+    for step, found in zip(steps, page.evaluate(compute, [CODE, DATA, steps]), strict=True):
         heads = {"own": 0, "each": DATA["models"][step["model"]]["query_heads"], "one": 1}[step["heads"]]
         expected = play.pieces(*(step[name] for name in names[:5]), heads)
         assert found == pytest.approx(expected, rel=1e-12), step
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_whoever_moves_a_slider_sees_what_the_step_waits_for(figure, view):
-    page = figure(**VIEWS[view])
+def test_whoever_moves_a_slider_sees_what_the_step_waits_for(opened, view):
+    page = opened(NAME, **VIEWS[view])
     words = page.locator(".play-words")
     page.get_by_role("radio", name="gpt2-xl").check(force=True)
     page.get_by_role("radio", name="H200").check(force=True)
@@ -143,8 +112,8 @@ def test_whoever_moves_a_slider_sees_what_the_step_waits_for(figure, view):
     assert findings(page) == []
 
 
-def test_a_price_and_a_longer_text_than_the_model_sees_are_said(figure):
-    page = figure()
+def test_a_price_and_a_longer_text_than_the_model_sees_are_said(opened):
+    page = opened(NAME)
     price = page.locator(".roof-numbers dd").last
     before = price.inner_text()
     page.get_by_role("slider", name="an hour of the machine").fill("7")
@@ -154,9 +123,3 @@ def test_a_price_and_a_longer_text_than_the_model_sees_are_said(figure):
     assert "gpt2 sees 1,024 tokens at most" in page.locator(".play-words").inner_text()
     page.get_by_role("radio", name="llama-3.1-8b").check(force=True)
     assert "nothing was measured on this machine" in page.locator(".roof").inner_text()
-
-
-def test_without_scripts_the_picture_stays(figure):
-    page = figure(java_script_enabled=False)
-    assert page.locator("img").is_visible()
-    assert page.locator(".play-picture").count() == 0

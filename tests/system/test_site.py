@@ -167,6 +167,31 @@ def test_figures_follow_the_dark_and_terminals_are_dark_already(site, browser): 
 
 
 @pytest.mark.timeout(900)
+def test_slides_are_a_sheet_a_part_and_a_cover(site, browser):  # noqa: F811
+    page = browser.new_page()
+    page.goto(f"{site.as_uri()}/slides.html")
+    assert all(page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth > 0)"))
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == len(LANDED) + 1
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1123, "height": 632})  # of a sheet
+    cut = page.locator("section").evaluate_all(
+        "all => all.filter((one) => one.scrollHeight > one.clientHeight).length"
+    )
+    assert cut == 0, "what does not fit on its sheet is cut off"
+    page.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_figure_can_be_enlarged_without_a_script(site, browser):  # noqa: F811
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"{site.as_uri()}/articles/12_paged_kv_cache.html")
+    page.locator("a.enlarge").first.click()
+    assert "/_images/12_" in page.url
+    page.close()
+
+
+@pytest.mark.timeout(900)
 def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noqa: F811
     articles = "".join(path.read_text() for path in (site / "articles").glob("*.html"))
     recordings = {path.name for path in (ROOT / "articles" / "figures").glob("*.play.json")}
@@ -184,22 +209,3 @@ def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noq
             page.evaluate(f"document.body.dataset.theme = '{theme}'")
             assert figure.evaluate("one => getComputedStyle(one).backgroundColor") == paper
         page.close()
-
-
-@pytest.mark.timeout(900)
-def test_slides_are_a_sheet_a_part_and_a_cover(site, browser):  # noqa: F811
-    page = browser.new_page()
-    page.goto(f"{site.as_uri()}/slides.html")
-    assert all(page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth > 0)"))
-    printed = page.pdf(prefer_css_page_size=True)
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == len(LANDED) + 1
-    page.close()
-
-
-@pytest.mark.timeout(900)
-def test_a_figure_can_be_enlarged_without_a_script(site, browser):  # noqa: F811
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(f"{site.as_uri()}/articles/12_paged_kv_cache.html")
-    page.locator("a.enlarge").first.click()
-    assert "/_images/12_" in page.url
-    page.close()
