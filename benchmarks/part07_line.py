@@ -52,7 +52,7 @@ def main() -> None:
     for i, crowd in enumerate(figures["storyteller"]["crowds"]):
         row: list = [crowd]
         for found in figures.values():
-            row += [found["step_ms"][i], found["says_ms"][i], f"{found['off'][i]:+.0%}"]
+            row += [found["step_ms"][i], found["says_ms"][i], f"{round(found['off'][i], 2) + 0:+.0%}"]
         rows.append(row)
     tables = {"line": {"columns": columns, "rows": rows}}
     show(derive("part07_line", SOURCE, "Do two numbers describe a step?", figures, tables), tables)

@@ -1,6 +1,6 @@
 """How much does continuous batching save over FIFO and static batches of the same width?
 
-    python -m benchmarks.part08_schedulers [--repeats 3]
+    python -m benchmarks.part08_schedulers [--repeats 5]
 
 One engine, one cache of 8 slots, 128 requests on `storyteller`, greedy, end of sequence ignored; only the
 scheduler changes, and each has its best of 1 and 2 torch threads, its weights packed for its rows. Static
@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record, whole_numbers
-from benchmarks.workloads import Job, interleaved, jobs, run_engine
+from benchmarks.workloads import Job, jobs, rounds, run_engine
 from engine.cache.slots import SlotCache
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -66,18 +66,23 @@ class Side:
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], repeats=3)
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     sides = [Side(name, threads, tokenizer) for name in SCHEDULERS for threads in (1, 2)]
     work = jobs(128, sides[0].model.config.vocab_size)
     tokens = sum(output for _, output in work)
 
     races = {side.label: lambda side=side: side.run(work)[0] for side in sides}
-    all_seconds = interleaved(races, options.repeats)
+    by_round = rounds(races, options.repeats)
+    all_seconds = {label: statistics.median(values) for label, values in by_round.items()}
     best: dict[str, Side] = {}
     for name in SCHEDULERS:
         best[name] = min((s for s in sides if s.name == name), key=lambda s: all_seconds[s.label])
     seconds = {name: all_seconds[side.label] for name, side in best.items()}
+    of_static = [
+        ours / theirs
+        for ours, theirs in zip(by_round[best[CONTINUOUS].label], by_round[best[STATIC].label], strict=True)
+    ]
     steps = {name: len(side.run(work)[2]) for name, side in best.items()}
 
     # Two long requests arrive first, twelve short ones behind them; every place is taken by then.
@@ -113,6 +118,8 @@ def main() -> None:
          "mixed": "2 of 180 tokens, then 12 of 16"},
         {"continuous_over_fifo": seconds[CONTINUOUS] / seconds[FIFO],
          "continuous_over_static": seconds[CONTINUOUS] / seconds[STATIC],
+         "continuous_over_static_least": min(of_static),
+         "continuous_over_static_most": max(of_static),
          "continuous_over_to_longest": seconds[CONTINUOUS] / seconds[TO_LONGEST],
          "short_wait_over_static": wait[CONTINUOUS] / wait[STATIC],
          "bookkeeping_share_at_32": share, "seconds": all_seconds, "short_wait_seconds": wait},
@@ -126,7 +133,8 @@ def main() -> None:
         print("{:32} {} threads {:6.2f} s  {:4.2f} of FIFO  {:6.0f} tokens/s  {:5} steps".format(*row))
     for name, value in wait.items():
         print(f"{name:32} short requests wait {value * 1e3:.0f} ms")
-    print(f"continuous / static: {seconds[CONTINUOUS] / seconds[STATIC]:.2f} with rows that leave, ", end="")
+    print(f"continuous / static: {seconds[CONTINUOUS] / seconds[STATIC]:.2f} with rows that leave ", end="")
+    print(f"({min(of_static):.2f} to {max(of_static):.2f} by round), ", end="")
     print(f"{seconds[CONTINUOUS] / seconds[TO_LONGEST]:.2f} with all rows to the longest")
     print(f"bookkeeping {share:.1%} of a step at 32 sequences")
 

@@ -107,10 +107,15 @@ def run_engine(
     return time.perf_counter() - start, finished, records
 
 
-def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Median seconds of each side, all sides once per round, so that a disturbance hits all alike."""
+def rounds(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each side by round, all sides once per round, so that a disturbance hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, run in sides.items():
             seconds[name].append(run())
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Median seconds of each side over `rounds`."""
+    return {name: statistics.median(values) for name, values in rounds(sides, repeats).items()}
