@@ -39,8 +39,7 @@ async def whole_response(
             choices.append(_json(choice))
             await yield_to_others()
     envelope |= api.answer_fields(body, outputs)
-    if body.return_token_ids and not api.prompt_ids_in_choice:
-        envelope |= {"prompt_token_ids": list(outputs[0].prompt_token_ids)}
+    envelope |= _prompt_ids(body, outputs[0], api)
     opening = _json(envelope).removesuffix(b"}")
     usage = _json(api.usage(body, outputs))
     content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
@@ -63,9 +62,7 @@ async def stream_chunks(
     """
     sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
     latest = list(empty_outputs)
-    only_in_first_chunk: dict = {}
-    if body.return_token_ids and not api.prompt_ids_in_choice:
-        only_in_first_chunk = {"prompt_token_ids": list(empty_outputs[0].prompt_token_ids)}
+    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)
     stream_options = body.stream_options
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
@@ -96,6 +93,13 @@ async def stream_chunks(
                     turn_start = clock()
         if has_usage:
             yield envelope | {"choices": [], "usage": api.usage(body, latest)}
+
+
+def _prompt_ids(body: Body, output: RequestOutput, api: Completions[Body]) -> dict:
+    """vLLM's `prompt_token_ids` beside the choices of a chat, if the body asks for it; otherwise {}."""
+    if not body.return_token_ids or api.prompt_ids_in_choice:
+        return {}
+    return {"prompt_token_ids": list(output.prompt_token_ids)}
 
 
 @asynccontextmanager
