@@ -224,7 +224,7 @@ function admission(name, run, before, { sequences, work, copies }) {
   const [computed, , table] = sequences[name], found = computed - (work[name] ?? 0);
   const [kind, source, target] = copies.find(([, , blocks]) => blocks.every((block) => table.includes(block))) ?? [];
   if (kind === "in" && before.swapped[name]) return `${name} comes back from the swap space, into ${blocksOf(target)}.`;
-  if (kind === "fork") return `${name} shares its prompt, and ${blocksOf(target)} is its copy of ${blocksOf(source)}, which is not full.`;
+  if (kind === "fork") return `${name} shares its prompt, and ${blocksOf(target)} is its copy of ${blocksOf(source)}, which was not full.`;
   if (!found) return `${name} is admitted.`;
   const shared = table.slice(0, Math.ceil(found / run.block_size));
   return `${name} is admitted: ${found} tokens are found, in ${blocksOf(shared)}.`;
