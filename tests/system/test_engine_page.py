@@ -1,5 +1,6 @@
 """The page /engine of `ruvon serve` in a real browser, while others ask: for everyone, behind the key."""
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
+from engine.server.limits import MAX_WATCHERS
+from engine.speculation.measuring import ALWAYS_DRAFT
 from tests.part04.serving import wait_until
 from tests.system.chatting import Opened
 from tests.system.test_accessibility import VIEWS, findings
@@ -17,7 +20,8 @@ from tests.system.tools import DEADLINE, browser  # noqa: F401
 KEY = "secret"
 LITTLE = ("--kv-cache-memory-bytes", "2000000", "--max-model-len", "96")  # ten blocks
 SWAP = ("--swap-space", "0.01", "--preemption-mode", "swap")
-DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "step_times": ALWAYS_DRAFT.as_dict()}
+DRAFTS = ("--speculative-config", json.dumps(NGRAMS))
 
 
 @contextmanager
@@ -122,16 +126,27 @@ def test_blocks_steps_and_requests_change_while_others_ask(watch, busy):
     assert re.search(r"Step [\d,]+ took [\d.]+ ms for \d requests?", one.locator("#step-words").inner_text())
 
 
-def test_a_request_that_is_chosen_shows_its_blocks_and_keeps_the_focus(watch, busy):
+def test_drafts_that_stood_and_those_that_did_not_are_told_apart(watch, busy):
     one = watch(busy)
-    first = one.locator("#labels button").first
-    first.wait_for()
-    label = first.inner_text()
-    first.focus()
+    wait_until(lambda: re.search(r"\d+ of \d+ drafts? stood", one.locator("#step-words").inner_text()))
+    wait_until(lambda: one.locator("#lanes .cell.refused").count() > 0)
+    wait_until(lambda: one.locator("#lanes .cell.draft").count() > 0)
+    assert "%" in one.locator("#tiles article", has_text="Drafts that stood").inner_text()
+
+
+def test_whose_memory_is_asked_by_a_row_which_stays_where_it_is(watch, busy):
+    one = watch(busy)
+    row, words = one.get_by_role("button", name=re.compile("^row 1:")), one.locator("#one")
+    row.focus()
     one.keyboard.press("Enter")
-    words = one.locator("#one")
-    wait_until(lambda: f"Request {label}" in words.inner_text())
-    assert re.search(rf"Request {re.escape(label)}(: .* in memory| has ended)", words.inner_text())
+    wait_until(lambda: re.search(r"Request [\d.]+: \d+ tokens? of prompt", words.inner_text()))
+    wait_until(lambda: one.locator("#memory path.chosen").get_attribute("d"))
+    before = words.inner_text()
+    wait_until(lambda: words.inner_text() != before)
+    assert row.get_attribute("aria-pressed") == "true"
+    assert one.evaluate("document.activeElement.getAttribute('aria-label')").startswith("row 1:")
+    one.keyboard.press("Enter")
+    wait_until(lambda: "Choose a request" in words.inner_text())
 
 
 def test_few_blocks_are_drawn_token_by_token_and_swapping_is_told(watch, narrow):
@@ -160,8 +175,6 @@ def test_paused_it_asks_for_nothing_and_goes_on_when_it_is_wanted(watch, busy):
 
 def _all_may_watch(client: httpx.Client) -> bool:
     """Whether nobody else watches: as many as may watch are let in at once."""
-    from engine.server.limits import MAX_WATCHERS
-
     with ExitStack() as stack:
         answers = [stack.enter_context(client.stream("GET", "/engine/events")) for _ in range(MAX_WATCHERS)]
         return all(answer.status_code == 200 for answer in answers)

@@ -64,7 +64,7 @@ function stepWords(step) {
 
 function oneWords(request) {
   if (!request) return chosen === null ? "Choose a request to see where its tokens lie." : "This row has no request now.";
-  const { label, blocks, held, prompt, output, cached, adapter, table, preemptions } = request, { memory } = snapshot;
+  const { label, blocks, held, prompt, output, cached, drafts, adapter, table, preemptions } = request, { memory } = snapshot;
   const said = [`Request ${label}: ${counted(prompt, "token")} of prompt, ${number(output)} of output, ${number(held)} in memory`];
   if (blocks && memory.unit === "block") {
     const places = memory.blocks.cell_size > 1 ? "squares" : "blocks";
@@ -72,6 +72,7 @@ function oneWords(request) {
     said.push(`${counted(blocks, "block")}, in ${places} ${shown}`);
   } else if (blocks && memory.unit === "slot") said.push(`slot ${table[0]}`);
   if (cached) said.push(`${number(cached)} were found when it came`);
+  if (drafts) said.push(`${counted(drafts, "draft")} to be checked next`);
   if (preemptions) said.push(`preempted ${counted(preemptions, "time")}`);
   if (adapter) said.push(`adapter ${adapter}`);
   return `${said.join("; ")}.`;
@@ -129,6 +130,7 @@ function draw() {
   const { memory, requests, steps } = snapshot, last = steps.at(-1);
   seat(requests);
   const inRow = rows.map((name) => requests.find(({ label }) => label === name)), one = inRow[chosen];
+  inRow.forEach((request, row) => request && Object.assign(request, { row }));
   $("model").textContent = snapshot.model;
   $("tiles").replaceChildren(...tiles(snapshot));
   $("memory-words").textContent = memoryWords(memory);

@@ -17,7 +17,8 @@ const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"
 
 const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
 
-// `before` is the memory in the last picture, `chosen` one of the requests; both may be missing.
+// `requests` have the number of their `row`, for their colours. `before` is the memory in the last picture, `chosen` one
+// of the requests; both may be missing.
 export function drawMemory(memory, requests, { before, chosen }, width) {
   if (!isDetailed(memory)) {
     return drawCells(memory.blocks, { label: "The blocks of the memory", before: before?.blocks, chosen: chosen?.table }, width);
@@ -30,10 +31,8 @@ export function drawMemory(memory, requests, { before, chosen }, width) {
 // The memory as play_blocks.js has it.
 function plan({ unit_tokens: size, blocks }, requests) {
   const known = blocks.cells.known.flatMap((isKnown, block) => (isKnown ? [block] : []));
-  const sequences = requests.filter(({ blocks: count }) => count).map(({ label, held, prompt, output, given_back: gone, table }) => {
-    const [of, sample = 0] = label.split(".").map(Number);
-    return { name: label, computed: held, known: prompt + output, table: [...Array(gone).fill(-1), ...table], hue: (of + sample) % HUES };
-  });
+  const sequences = requests.filter(({ blocks: count }) => count).map(({ label, held, prompt, output, given_back: gone, table, row }) => (
+    { name: label, computed: held, known: prompt + output, table: [...Array(gone).fill(-1), ...table], hue: row % HUES }));
   return { block_size: size, references: blocks.cells.references, known, sequences, absent: [] };
 }
 
