@@ -68,7 +68,7 @@ def test_no_step_was_quicker_than_its_floor(play):
         assert dot["ms"] >= 0.97e3 * least, f"{dot}: a ceiling of this machine is too low; measure it again"
 
 
-def test_the_page_computes_what_the_script_does(play, opened):
+def test_the_page_computes_what_the_script_does(play, opened):  # noqa: F811
     rng = Random(5)
     names = ("model", "machine", "batch", "context", "bits", "heads")
     grid = list(
@@ -88,7 +88,7 @@ def test_the_page_computes_what_the_script_does(play, opened):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_whoever_moves_a_slider_sees_what_the_step_waits_for(opened, view):
+def test_whoever_moves_a_slider_sees_what_the_step_waits_for(opened, view):  # noqa: F811
     page = opened(NAME, **VIEWS[view])
     words = page.locator(".play-words")
     page.get_by_role("radio", name="gpt2-xl").check(force=True)
@@ -112,7 +112,7 @@ def test_whoever_moves_a_slider_sees_what_the_step_waits_for(opened, view):
     assert findings(page) == []
 
 
-def test_a_price_and_a_longer_text_than_the_model_sees_are_said(opened):
+def test_a_price_and_a_longer_text_than_the_model_sees_are_said(opened):  # noqa: F811
     page = opened(NAME)
     price = page.locator(".roof-numbers dd").last
     before = price.inner_text()
