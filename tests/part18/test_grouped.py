@@ -79,16 +79,6 @@ def test_rows_that_are_no_neighbours_are_a_group_all_the_same():
     assert wrong_rows(y, want) == [], "y itself has it, for each row of a group, wherever it lies"
 
 
-def test_each_row_goes_through_its_own_adapter_alone():
-    """To send all rows through each adapter, and mask, gives the right numbers: with a hundred voices, for a
-    hundred times the work.
-    """
-    (down, up), (x, y) = factors(), inputs(9)
-    with Multiplied() as multiplied:
-        add_grouped(y, x, down, up, [(0, torch.tensor([0, 2])), (2, slice(4, 7))])
-    assert multiplied.rows == 5, f"five rows have an adapter, and {multiplied.rows} were multiplied"
-
-
 def test_the_large_matrix_is_never_made(monkeypatch):
     """A product of IN x K and K x OUT is as large as the layer's own weight."""
     (down, up), (x, y) = factors(), inputs(3)
@@ -102,6 +92,16 @@ def test_the_large_matrix_is_never_made(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
     add_grouped(y, x, down, up, [(0, slice(0, 3))])
     assert ((IN, K), (K, OUT)) not in made, "x goes through the narrow middle: (x · down) · up"
+
+
+def test_each_row_goes_through_its_own_adapter_alone():
+    """To send all rows through each adapter, and mask, gives the right numbers: with a hundred voices, for a
+    hundred times the work.
+    """
+    (down, up), (x, y) = factors(), inputs(9)
+    with Multiplied() as multiplied:
+        add_grouped(y, x, down, up, [(0, torch.tensor([0, 2])), (2, slice(4, 7))])
+    assert multiplied.rows == 5, f"five rows have an adapter, and {multiplied.rows} were multiplied"
 
 
 @pytest.mark.parametrize("seed", range(6))
