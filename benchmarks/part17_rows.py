@@ -25,7 +25,8 @@ from torch import nn
 from benchmarks.part17_gpu import SHAPES
 from benchmarks.shapes import dummy_folder
 from engine.kernels.quantized_row import norm_product, product_add
-from engine.kernels.single_row import Operand, Tile
+from engine.kernels.single_row import Operand
+from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.quantization.single_row import QuantizedSingleRow

@@ -30,7 +30,7 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     tile = TILES[q.element_size()]
-    strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]  # of a token, of a head
+    strides = [*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2]]  # of a token, of a head
     grid = triton.cdiv(max_length(spans.query_start), tile), Hq, len(spans.query_start) - 1
     _kernel[grid](
         q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.paged_attention import MIN_DOT_ROWS
 from engine.kernels.running_softmax import add_tile
-from engine.kernels.single_row import num_multiprocessors
+from engine.kernels.tiles import num_multiprocessors
 from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
@@ -65,8 +65,9 @@ def blocks_of(model: Llama) -> list[Block]:
 
 def gains_of(attention: Attention) -> Gains:
     """The gains[Dh] of the queries' norm and of the keys' norm; None if the model has no such norm."""
-    q_norm, k_norm = attention.q_norm, attention.k_norm
-    return (None if q_norm is None else q_norm.weight), (None if k_norm is None else k_norm.weight)
+    if attention.q_norm is None or attention.k_norm is None:  # a model has both or none
+        return None, None
+    return attention.q_norm.weight, attention.k_norm.weight
 
 
 def qkv_product(attention: Attention, normed: Tensor, out: Tensor | None = None) -> Tensor:

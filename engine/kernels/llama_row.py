@@ -3,7 +3,7 @@ GPT-2. Part 20.
 
 Promises the model's own logits up to rounding. Residuals and sums are in fp32. A norm has no kernel of its
 own: the next product is computed first and then divided by the root mean square, which is one number.
-`_attend_row` norms, rotates, stores and attends for one key head and the queries that share this key head.
+`attend_row` norms, rotates, stores and attends for one key head and the queries that share this key head.
 Each kernel is launched before the previous kernel has ended (`pdl.py`), and loads weights and old keys, which
 no kernel of the step writes, before the previous kernel has ended.
 
@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of, load_new_token
-from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
+from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of
+from engine.kernels.llama_attend_row import attend_row
+from engine.kernels.paged_attention import MIN_DOT_ROWS
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.kernels.running_softmax import add_tile, merge_parts
-from engine.kernels.single_row import Tile, load_rows, num_multiprocessors
+from engine.kernels.single_row import load_rows
+from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.llama import Attention
 from engine.models.llama import Model as Llama
 
@@ -133,7 +134,7 @@ class LlamaRow:
         self, attention: Attention, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> None:
         config = self.config
-        _attend_row[(config.num_kv_heads, self.splits)](
+        attend_row[(config.num_kv_heads, self.splits)](
             self.qkv, self.cos_sin, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
             self.parts, *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
             HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
@@ -224,86 +225,3 @@ def _linear_add(
         tl.store(x + row, residual + tl.sum(tile.to(tl.float32) * vector[None, :], 1), mask=row < N)
         if PROGRAMS * ROWS < N:
             tile = next_tile
-
-
-@triton.jit
-def _attend_row(
-    qkv, cos_sin, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
-    eps, scale,
-    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
-    NORM: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (key head, part): the queries that share the key head attend to a part of the tokens.
-
-    The last part has the new token, and stores its key and value. The program that ends last joins the parts
-    and writes out[HQ, DH]. In names, qa and qb are the two halves of queries, and ka and kb
-    those of keys.
-    """
-    # 1. This program's key head and part: the tokens first:last, of which first:end are old tokens.
-    DH: tl.constexpr = 2 * HALF
-    GROUP: tl.constexpr = HQ // HKV
-    head, part = tl.program_id(0), tl.program_id(1)
-    length = tl.load(lens)
-    share = tokens_per_part(length, SPLITS, TOKENS)
-    first = part * share
-    release(PDL)
-    if first >= length:
-        return
-    last = tl.minimum(first + share, length)
-    has_new = last == length
-    end = tl.minimum(last, length - 1)
-    # 2. Load the first tile of old keys and values.
-    offset, group_row = tl.arange(0, TOKENS), tl.arange(0, ROWS)
-    pair, dim = tl.arange(0, HALF), tl.arange(0, DH)
-    valid = first + offset < end  # [TOKENS]
-    block = tl.load(tables + (first + offset) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
-    address = ((block * P + (first + offset) % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
-    ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
-    slot = tl.load(slots).to(tl.int64)
-    dtype: tl.constexpr = keys.dtype.element_ty
-    # 3. Norm and rotate the new token's queries and key, which the qkv layer has computed. Store the new key
-    #    and value in their page.
-    wait(PDL)
-    qa, qb, new_ka, new_kb, new_value = load_new_token(
-        qkv, cos_sin, cos_sin + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
-    )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
-    new_offset = (slot * HKV + head) * DH
-    stores_new = has_new & (slot >= 0)
-    tl.store(keys + new_offset + pair[None, :], new_ka, mask=stores_new)
-    tl.store(keys + new_offset + HALF + pair[None, :], new_kb, mask=stores_new)
-    tl.store(values + new_offset + dim, new_value, mask=stores_new)
-    # 4. The running softmax: the new token, if this part has it, and then the old tokens.
-    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS], of the new token
-    score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
-    maximum = tl.where(has_new, score * scale, -float("inf"))  # [ROWS]
-    total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
-    weighted = tl.where(has_new, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
-    for start in range(first, end, TOKENS):
-        token = start + TOKENS + offset
-        valid = token < end
-        block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
-        address = ((block * P + token % P) * HKV + head)[:, None] * DH
-        next_ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)
-        next_kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)
-        next_v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)
-        scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
-        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
-        scores = tl.where((start + offset < end)[None, :], scores, -float("inf"))
-        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
-        ka, kb, v = next_ka, next_kb, next_v
-    # 5. Store this part of the result. The program that ends last joins all parts.
-    index = (head * GROUP + group_row) * SPLITS + part  # [ROWS]
-    is_query = group_row < GROUP
-    tl.store(parts + index[:, None] * DH + dim[None, :], weighted, mask=is_query[:, None])
-    tl.store(maxima + index, maximum, mask=is_query)
-    tl.store(totals + index, total, mask=is_query)
-    tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
-    num_parts = tl.cdiv(length, share)
-    if tl.atomic_add(arrived + head, 1) == num_parts - 1:
-        for query in range(GROUP):
-            row = head * GROUP + query
-            mean = merge_parts(parts, maxima, totals, row, num_parts, dim, SPLITS, DH)  # [DH]
-            tl.store(out + row * DH + dim, mean.to(out.dtype.element_ty))
-        tl.store(arrived + head, 0)  # for the next step

@@ -32,7 +32,7 @@ from engine.kernels.llama_attend import (
     qkv_product,
 )
 from engine.kernels.paged_attention import num_splits, paged_attention
-from engine.kernels.single_row import has_plain_linears
+from engine.kernels.plain_layers import has_plain_linears
 from engine.layers.replace import linear_names
 from engine.models.llama import Attention, LlamaConfig
 from engine.models.llama import Model as Llama
@@ -166,8 +166,10 @@ def _linears_of(model: nn.Module) -> list[nn.Linear]:
 
 def norm_weights(model: Llama) -> list[Tensor]:
     """The gains[D] of all norms in the order of the forward pass: two for each block, and the last norm's."""
-    norms = [norm for block in blocks_of(model) for norm in (block.norm1, block.norm2)] + [model.norm]
-    return [norm.weight for norm in norms]
+    gains = []
+    for block in blocks_of(model):
+        gains += [block.norm1.weight, block.norm2.weight]
+    return [*gains, model.norm.weight]
 
 
 def rotate_and_store(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from engine.kernels.append_attend import AppendAttend, AttendRows
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.kernels.single_row import blocks_of
+from engine.kernels.plain_layers import blocks_of
 from engine.models.gpt2 import Model as GPT2
 
 SPLIT_ROWS = 128  # the most rows of a step with split products; with more rows PyTorch's products are faster
@@ -113,7 +113,10 @@ class ManyRows:
 
 def norms_of(model: GPT2) -> Sequence[nn.LayerNorm]:
     """The model's norms in the order of the forward pass: two of each block, and the last norm."""
-    return [norm for block in blocks_of(model) for norm in (block.norm1, block.norm2)] + [model.norm]
+    norms: list[nn.LayerNorm] = []
+    for block in blocks_of(model):
+        norms += [block.norm1, block.norm2]
+    return [*norms, model.norm]
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu, norms_of
-from engine.kernels.single_row import SingleRow, blocks_of
+from engine.kernels.plain_layers import blocks_of
+from engine.kernels.single_row import SingleRow
 from engine.models.gpt2 import Model as GPT2
 
 

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from engine.kernels.digits import dot, interleaved_index, load_contiguous, load_interleaved, vector_digits
 from engine.kernels.pdl import release, wait
-from engine.kernels.single_row import Tile, gelu
+from engine.kernels.single_row import gelu
+from engine.kernels.tiles import Tile
 
 # The fastest tiles that benchmarks/part17_rows.py found on an H200, for the widths of GPT-3 6.7B.
 TILES = {

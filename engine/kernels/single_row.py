@@ -9,7 +9,7 @@ linear layer with the residual sum. On Hopper each kernel is launched before the
 Promises GPT-2's numbers up to rounding. Residuals and sums are in fp32.
 """
 
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import NamedTuple, TypeGuard
 
 import torch
 import triton
@@ -18,33 +18,10 @@ from torch import Tensor, nn
 
 from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.layers.replace import linear_names
+from engine.kernels.plain_layers import blocks_of, has_plain_linears
+from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.config import ModelConfig
-from engine.models.gpt2 import Block
 from engine.models.gpt2 import Model as GPT2
-
-NAME_DOTS = 3  # of a block's layer, as in "blocks.0.mlp.down"; a layer inside a wrapper has more
-
-
-class Tile(NamedTuple):
-    """How the rows of a weight matrix are divided among programs."""
-
-    rows: int  # rows of the matrix that a program takes at a time
-    warps: int  # warps of a program
-    resident: int | None  # programs on a multiprocessor, which loop over tiles; None: one program a tile
-    registers: int | None = None  # the most registers of a thread with PDL; None: the compiler chooses
-
-    def programs(self, num_rows: int, multiprocessors: int) -> int:
-        """The number of programs for a matrix of `num_rows` rows."""
-        tiles = triton.cdiv(num_rows, self.rows)
-        return min(tiles, self.resident * multiprocessors) if self.resident else tiles
-
-    def options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
-        """The kernel's constants and launch options for this tile and a matrix of `num_rows` rows."""
-        programs = self.programs(num_rows, multiprocessors)
-        options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
-        options["num_warps"] = self.warps
-        return options | ({"maxnreg": self.registers} if self.registers and pdl else {})
 
 
 class Operand(NamedTuple):
@@ -274,27 +251,6 @@ class SingleRow:
             a, *operand.tensors, self.x, **operand.constants,
             **tile.options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
-
-
-def num_multiprocessors(device: torch.device) -> int:
-    """The GPU's number of multiprocessors; 1 for the interpreter, which runs one program after the other."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
-    """Whether all linear layers (four in each block, and the head) are nn.Linear: not quantized, wrapped or
-    packed. `num_layers`: the number of blocks.
-    """
-    names = linear_names(model)
-    linears = [model.get_submodule(name) for name in names]
-    is_wrapped = any(name.count(".") > NAME_DOTS for name in names)
-    plain = not is_wrapped and all(isinstance(linear, nn.Linear) for linear in linears)
-    return plain and len(linears) == 4 * num_layers + 1
-
-
-def blocks_of(model: GPT2) -> list[Block]:
-    """The model's blocks with their type, which nn.ModuleList does not declare."""
-    return cast(list[Block], list(model.blocks))
 
 
 def _operands_of(model: GPT2) -> Operands:

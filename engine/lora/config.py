@@ -129,8 +129,9 @@ def _has_few_repetitions(expression: str) -> bool:
 
     False if an opening brace is followed by anything but counts of at most three digits, such as a name.
     """
-    in_braces = re.findall(r"\{([^{}]*)", expression)
-    counts = [count for braces in in_braces for count in braces.split(",")]
+    counts: list[str] = []  # "" for one that is left out, as in {2,}
+    for in_braces in re.findall(r"\{([^{}]*)", expression):
+        counts += in_braces.split(",")
     if not all(re.fullmatch(r"\d{0,3}", count) for count in counts):
         return False
     return math.prod(max(int(count or 1), 1) for count in counts) <= MAX_REPETITIONS

@@ -110,7 +110,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """All tensors of the model by name. A tied head shares the embedding's codes, which are listed once."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if is_tied(model):
-        tensors = {name: t for name, t in tensors.items() if name not in ("head.codes", "head.scale")}
+        for name in ("head.codes", "head.scale"):
+            tensors.pop(name, None)  # `named_buffers` leaves out a tensor that it has listed already
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 

@@ -41,7 +41,7 @@ def max_activation_level() -> int:
     return int8_rows.MAX_LEVEL if int8_rows.is_available() else fbgemm.max_activation_level()
 
 
-def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """codes[N, K] in int8, scale[N], bias[N] -> the product of method "int8_dynamic": x[T, K] becomes int8
     codes with one scale for each row, and whole numbers are multiplied.
     """
@@ -51,13 +51,16 @@ def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
         return _one_digit(codes, scale, bias.float())
     bias = bias.float()
     max_level = fbgemm.max_activation_level()
-    return Packed(
-        lambda x: linear_of_codes(*quantize_activations(x, max_level), codes, scale, bias).to(x.dtype), 0
-    )
+
+    def product(x: Tensor) -> Tensor:
+        x_codes, x_scale = quantize_activations(x, max_level)
+        return linear_of_codes(x_codes, x_scale, codes, scale, bias).to(x.dtype)
+
+    return Packed(product, 0)
 
 
 def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """`of_codes` computed by FBGEMM."""
+    """`pack_int8_dynamic` computed by FBGEMM."""
     multiply = fbgemm.int8_product(codes, fbgemm.max_activation_level())
 
     def product(x: Tensor) -> Tensor:
@@ -67,15 +70,15 @@ def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     return Packed(product, codes.numel())
 
 
-def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True) -> Packed:
+def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor, may_repack: bool = True) -> Packed:
     """codes[N, K] in int8, scale[N], bias[N] -> the product of method "int8", which takes x[T, K] as it is.
 
-    `own_layout`: whether the product may hold a copy of the codes in the layout of a faster kernel. If False,
+    `may_repack`: whether the product may hold a copy of the codes in the layout of a faster kernel. If False,
     the product reads `codes`.
     """
-    if own_layout and int8_rows.supports(codes):
+    if may_repack and int8_rows.supports(codes):
         return int8_rows.pack(codes, scale, bias, digits=2)
-    if own_layout and fbgemm.is_available():
+    if may_repack and fbgemm.is_available():
         return _two_digits(codes, scale, bias.float())
     if bias.dtype is ATEN_DTYPE:
         return _aten_by_rows(codes, scale, bias)
@@ -83,7 +86,7 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True)
 
 
 def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """`by_rows` in fp32, as products.py computes. The codes become fp32 in pieces that fit into the cache."""
+    """`pack_int8` in fp32, as products.py computes. The codes become fp32 in pieces that fit the cache."""
     pieces = list(_pieces(*codes.shape))
 
     def product(x: Tensor) -> Tensor:
@@ -95,7 +98,7 @@ def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """`by_rows` computed by FBGEMM, with two digits for each number of x.
+    """`pack_int8` computed by FBGEMM, with two digits for each number of x.
 
     x ≈ (high + low / (2 · max_level)) · largest / max_level. The digit `high` is x as a code, and the digit
     `low` is the rounding error of `high`. The digits of a row are two rows of one product of whole numbers,
@@ -117,12 +120,12 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """`by_rows` computed by PyTorch's kernel over int8 codes, which reads `codes` without a copy."""
+    """`pack_int8` computed by PyTorch's kernel over int8 codes, which reads `codes` without a copy."""
     scale = scale.to(bias.dtype)
     return Packed(lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scale).add_(bias), 0)
 
 
-def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+def pack_int4(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product of "int4" with x[T, K]."""
     padded_K = scale.shape[1] * group_size  # K rounded up to whole groups; x is padded with zeros
     missing_bytes = padded_K // 2 - packed.shape[1]  # of each row
@@ -133,14 +136,14 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
     padded = kernel(packed, scale, low, bias, group_size)
     if padded_K == K:
         return padded
-    own_bytes = padded.own_bytes
-    if missing_bytes and not own_bytes:  # the kernel reads the padded copy, so the layer's codes can go
-        own_bytes = _bytes(packed, scale, low)
-    return Packed(lambda x: padded.product(F.pad(x, (0, padded_K - K))), own_bytes)
+    packed_bytes = padded.packed_bytes
+    if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
+        packed_bytes = _bytes(packed, scale, low)
+    return Packed(lambda x: padded.product(F.pad(x, (0, padded_K - K))), packed_bytes)
 
 
 def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
-    """`by_groups` computed by PyTorch's plain products, with weights that are made from the codes in pieces.
+    """`pack_int4` computed by PyTorch's plain products, with weights that are made from the codes in pieces.
 
     The even columns of x are multiplied by the lower halves of the bytes, and the odd columns by the upper
     halves. So the codes need not be brought into another order.
@@ -166,7 +169,7 @@ def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, grou
 
 
 def _aten_by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
-    """`by_groups` computed by PyTorch's kernel over four-bit codes. For this kernel
+    """`pack_int4` computed by PyTorch's kernel over four-bit codes. For this kernel
     weight = (code - 8) · scale + zero, so zero = low + 8 · scale.
     """
     codes = unpack_nibbles(packed, 2 * packed.shape[1]).int()

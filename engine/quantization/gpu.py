@@ -16,7 +16,7 @@ from engine.quantization.packed import Product
 MAX_CODE_ROWS = 64  # the most rows of x that are multiplied by codes
 
 
-def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
+def int8_product(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
     """codes[N, K] in int8, scale[N], bias[N] -> the product with x[T, K]."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
@@ -27,7 +27,7 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
     return product
 
 
-def by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Product:
+def int4_product(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Product:
     """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product with x[T, K]."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]

@@ -33,7 +33,7 @@ class Int8Linear(Module):
     """A linear layer with weights in int8 and a scale for each output channel. x is not quantized."""
 
     method = "int8"
-    own_bytes = 0  # bytes in a kernel's own layout; if there are any, `codes` are deleted
+    packed_bytes = 0  # bytes in a kernel's own layout; if there are any, `codes` are deleted
     codes: Tensor  # [out, in] in int8
     scale: Tensor  # [out] in fp32
     bias: Tensor  # [out]
@@ -75,10 +75,10 @@ class Int8Linear(Module):
         """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
-    def pack(self, own_layout: bool = True) -> None:
+    def pack(self, may_repack: bool = True) -> None:
         """Choose the fastest kernel for the layer's device. A second call does nothing.
 
-        `own_layout`: whether the kernel may hold a copy of the codes in its own layout; the layer's `codes`
+        `may_repack`: whether the kernel may hold a copy of the codes in its own layout; the layer's `codes`
         are then deleted. False saves memory if another layer shares the codes.
         """
         if self.product is not None:
@@ -86,15 +86,15 @@ class Int8Linear(Module):
         if self.codes.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            self.product = gpu.by_rows(self.codes, self.scale, self.bias)
+            self.product = gpu.int8_product(self.codes, self.scale, self.bias)
             return
-        self.product, self.own_bytes = self.fastest(own_layout)
-        if self.own_bytes:
+        self.product, self.packed_bytes = self.fastest(may_repack)
+        if self.packed_bytes:
             del self.codes
 
-    def fastest(self, own_layout: bool) -> Packed:
-        """The fastest product on a CPU. `own_layout`: as for `pack`."""
-        return cpu.by_rows(self.codes, self.scale, self.bias, own_layout)
+    def fastest(self, may_repack: bool) -> Packed:
+        """The fastest product on a CPU. `may_repack`: as for `pack`."""
+        return cpu.pack_int8(self.codes, self.scale, self.bias, may_repack)
 
 
 class Int8DynamicLinear(Int8Linear):
@@ -110,9 +110,9 @@ class Int8DynamicLinear(Int8Linear):
         x_codes, x_scale = quantize_activations(x.float(), cpu.max_activation_level())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
-    def fastest(self, own_layout: bool) -> Packed:
-        """The fastest product on a CPU. `own_layout` has no effect on this class."""
-        return cpu.of_codes(self.codes, self.scale, self.bias)
+    def fastest(self, may_repack: bool) -> Packed:
+        """The fastest product on a CPU. `may_repack` has no effect on this class."""
+        return cpu.pack_int8_dynamic(self.codes, self.scale, self.bias)
 
 
 class Int4Linear(Module):
@@ -121,7 +121,7 @@ class Int4Linear(Module):
     """
 
     method = "int4"
-    own_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
+    packed_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
     packed: Tensor  # [out, ceil(in / 2)] in uint8
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
@@ -166,18 +166,18 @@ class Int4Linear(Module):
         """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
         return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
 
-    def pack(self, own_layout: bool = True) -> None:
-        """As `Int8Linear.pack`. `own_layout` is ignored, since no other layer reads these codes."""
+    def pack(self, may_repack: bool = True) -> None:
+        """As `Int8Linear.pack`. `may_repack` is ignored, since no other layer reads these codes."""
         if self.product is not None:
             return
         groups = self.scale, self.low, self.bias, self.group_size
         if self.packed.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            self.product = gpu.by_groups(self.packed, *groups)
+            self.product = gpu.int4_product(self.packed, *groups)
             return
-        self.product, self.own_bytes = cpu.by_groups(self.packed, self.in_features, *groups)
-        if self.own_bytes:
+        self.product, self.packed_bytes = cpu.pack_int4(self.packed, self.in_features, *groups)
+        if self.packed_bytes:
             del self.packed, self.scale, self.low
 
 

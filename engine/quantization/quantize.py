@@ -104,17 +104,16 @@ def _refuse_other_matrices(model: nn.Module, method: str) -> None:
     """Raises ValueError if a matrix of weights is neither a linear layer's nor a table's: it would stay as it
     is, though it may be most of the model (experts whose weights lie in one tensor).
     """
-    others = {
-        f"{name}.{leaf}": parameter
-        for name, module in model.named_modules()
-        if not isinstance(module, nn.Linear | nn.Embedding)
-        for leaf, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() > 1
-    }
-    if others:
-        largest = max(others, key=lambda name: others[name].numel())
+    shapes: dict[str, torch.Size] = {}  # of such matrices, by name
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            for leaf, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() > 1:
+                    shapes[f"{name}.{leaf}"] = parameter.shape
+    if shapes:
+        largest = max(shapes, key=lambda name: shapes[name].numel())
         raise ValueError(
-            f"quantization={method!r}: {largest} of shape {tuple(others[largest].shape)} is no linear "
+            f"quantization={method!r}: {largest} of shape {tuple(shapes[largest])} is no linear "
             "layer's weight; models of linear layers and embeddings alone are quantized"
         )
 
@@ -156,14 +155,14 @@ def pack_quantized(model: AnyModel) -> AnyModel:
     head_shares_codes = config is not None and config.method == "int4" and is_tied(model)
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
-            layer.pack(own_layout=not (head_shares_codes and name.startswith("head")))
+            layer.pack(may_repack=not (head_shares_codes and name.startswith("head")))
     return model
 
 
 def model_bytes(model: nn.Module) -> int:
     """The bytes of a model's parameters, codes and packed layouts in memory. Shared tensors count once."""
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
-    packed = sum(layer.own_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
+    packed = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
     return packed + sum(t.numel() * t.element_size() for t in tensors.values())
 
 

@@ -12,8 +12,9 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from engine.kernels.plain_layers import blocks_of
 from engine.kernels.quantized_row import TILES, embed_codes, norm_product, product_add
-from engine.kernels.single_row import Operand, Operands, SingleRow, blocks_of
+from engine.kernels.single_row import Operand, Operands, SingleRow
 from engine.layers.replace import linear_names
 from engine.models.gpt2 import Model as GPT2
 from engine.quantization.layers import Int4Linear, Int8Embedding, QuantizedLinear
@@ -26,7 +27,7 @@ class QuantizedSingleRow(SingleRow):
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor]) -> None:
         """`keys` and `values`: one tensor [B, P, H, Dh] for each layer. `fits(model)` must be true."""
-        tables = _table(model.embed), _table(model.embed_position)
+        tokens, positions = _table(model.embed), _table(model.embed_position)
         blocks = [
             (
                 _norm_linear_operand(block.norm1, block.attention.qkv),
@@ -36,7 +37,7 @@ class QuantizedSingleRow(SingleRow):
             )
             for block in blocks_of(model)
         ]
-        embeddings = tuple(tensor for table in tables for tensor in (table.codes, table.scale))
+        embeddings = tokens.codes, tokens.scale, positions.codes, positions.scale
         head = _norm_linear_operand(model.norm, model.head)
         super().__init__(model, keys, values, Operands(embeddings, blocks, head))
         self.tiles = TILES[_layer(blocks_of(model)[0].mlp.up).method]
@@ -63,7 +64,7 @@ def _is_readable(layer: nn.Module) -> bool:
     return (
         isinstance(layer, QuantizedLinear)
         and layer.method in TILES
-        and layer.own_bytes == 0
+        and layer.packed_bytes == 0
         and layer.in_features % 8 == 0
     )
 

@@ -18,7 +18,8 @@ def wide_tiles(monkeypatch):
     """
     if torch.cuda.is_available():
         return
-    from engine.kernels.single_row import TILES, Tile
+    from engine.kernels.single_row import TILES
+    from engine.kernels.tiles import Tile
 
     for name, resident in {"qkv": 2, "proj": None, "up": 2, "down": 1, "head": 2}.items():
         monkeypatch.setitem(TILES, name, Tile(16, 4, resident))

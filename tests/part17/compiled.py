@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
-from engine.kernels.single_row import Tile
+from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
 from engine.quantization.single_row import QuantizedSingleRow

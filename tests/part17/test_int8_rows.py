@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_named(shape, device):
 def test_threads_of_a_program_share_a_layer_and_a_copy_outlives_it():
     codes, scale, bias = layer(64, 48)
     made = Int8Linear(48, 64, torch.device("cpu"), torch.float32)
-    made.product, made.own_bytes = int8_rows.pack(codes, scale, bias, 2)
+    made.product, made.packed_bytes = int8_rows.pack(codes, scale, bias, 2)
     x = [numbers(T, 48, seed=T) for T in range(1, 5)]
     want = [made(rows) for rows in x]
     made = deepcopy(made)
@@ -195,19 +195,19 @@ def test_the_longest_row_does_not_overflow(sign):
 def test_what_is_held_is_counted_with_what_it_was_filled_up_with():
     made = int8_rows.pack(*layer(5, 30))
     narrow = int8_rows.pack(*layer(5, 30), 1, "-DNARROW")
-    assert narrow.own_bytes == 16 * 32, "5 columns up to a block of them, K up to a multiple of 4"
-    assert made.own_bytes in (16 * 32, 32 * 32)
+    assert narrow.packed_bytes == 16 * 32, "5 columns up to a block of them, K up to a multiple of 4"
+    assert made.packed_bytes in (16 * 32, 32 * 32)
 
 
 def test_it_is_what_layers_on_a_cpu_take(monkeypatch):
     codes, scale, bias = layer(64, 64)
     assert cpu.max_activation_level() == MAX_LEVEL
     x, made = numbers(3, 64), int8_rows.pack(codes, scale, bias)
-    assert torch.equal(cpu.of_codes(codes, scale, bias).product(x), made.product(x))
+    assert torch.equal(cpu.pack_int8_dynamic(codes, scale, bias).product(x), made.product(x))
     second = int8_rows.pack(codes, scale, bias, 2).product(x)
-    assert torch.equal(cpu.by_rows(codes, scale, bias).product(x), second)
-    where_they_lie = cpu.by_rows(codes, scale, bias, own_layout=False)
-    assert where_they_lie.own_bytes == 0, "and not where the codes are read by somebody else"
+    assert torch.equal(cpu.pack_int8(codes, scale, bias).product(x), second)
+    where_they_lie = cpu.pack_int8(codes, scale, bias, may_repack=False)
+    assert where_they_lie.packed_bytes == 0, "and not where the codes are read by somebody else"
 
 
 def test_rows_too_long_for_it_go_another_way(monkeypatch):
@@ -216,7 +216,7 @@ def test_rows_too_long_for_it_go_another_way(monkeypatch):
 
     monkeypatch.setattr(int8_rows, "pack", refuse)
     codes = torch.full((1, int8_rows.MAX_K + 1), 100, dtype=torch.int8)
-    for make in (cpu.of_codes, cpu.by_rows):
+    for make in (cpu.pack_int8_dynamic, cpu.pack_int8):
         product = make(codes, torch.ones(1), torch.zeros(1)).product
         assert float(product(torch.ones(1, codes.shape[1]))) == pytest.approx(100 * codes.shape[1], rel=1e-4)
 
@@ -234,6 +234,6 @@ def test_without_it_there_is_fbgemm_or_plain_pytorch(monkeypatch):
     for here in (fbgemm.is_available(), False):
         monkeypatch.setattr(fbgemm, "is_available", lambda here=here: here)
         want = linear_of_codes(*quantize_activations(x, cpu.max_activation_level()), codes, scale, bias)
-        assert torch.allclose(cpu.of_codes(codes, scale, bias).product(x), want, atol=1e-4)
+        assert torch.allclose(cpu.pack_int8_dynamic(codes, scale, bias).product(x), want, atol=1e-4)
         exact = x @ codes.float().T * scale + bias
-        assert torch.allclose(cpu.by_rows(codes, scale, bias).product(x), exact, atol=1e-3)
+        assert torch.allclose(cpu.pack_int8(codes, scale, bias).product(x), exact, atol=1e-3)

@@ -194,10 +194,10 @@ def test_sums_by_rows_may_be_larger_than_fp16_can_hold(ways):
 @torch.inference_mode()
 def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
     made, x = layer(method, 64, 5), rows(2, 64)  # 5 rows: PyTorch's kernel in four bits takes 16
-    made.pack(own_layout=False)
+    made.pack(may_repack=False)
     before = made(x)
     (made.codes if method == "int8" else made.packed).zero_()
-    assert made.own_bytes == 0
+    assert made.packed_bytes == 0
     assert not torch.equal(made(x), before), "the kernel reads the layer's codes, no copy of them"
 
 
@@ -207,8 +207,8 @@ def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
     monkeypatch.delattr(cpu, "_two_digits")
     monkeypatch.delattr(int8_rows, "pack")
     made, x = layer("int8", 64, 16), rows(2, 64)
-    made.pack(own_layout=False)
-    assert made.own_bytes == 0
+    made.pack(may_repack=False)
+    assert made.packed_bytes == 0
     assert torch.allclose(made(x), made.plain(x), atol=1e-4)
 
 
@@ -216,15 +216,17 @@ def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
 @pytest.mark.parametrize("make", [cpu._one_digit, cpu._two_digits])
 def test_a_layout_of_its_own_is_counted(make):
     codes = torch.ones(6, 32, dtype=torch.int8)
-    own_bytes = make(codes, torch.ones(6), torch.zeros(6)).own_bytes
-    assert own_bytes == 6 * 32, "or a model's bytes would leave it out, and the codes would stay beside it"
+    packed_bytes = make(codes, torch.ones(6), torch.zeros(6)).packed_bytes
+    assert packed_bytes == 6 * 32, "or a model's bytes would leave it out, and the codes would stay beside it"
 
 
 def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     made = layer("int4", 100, 5)  # groups of 32: the last has 4
     made.pack()
     assert not hasattr(made, "packed")
-    assert made.own_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, "codes up to a whole group; scale and low in fp16"
+    assert made.packed_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, (
+        "codes up to a whole group; scale and low in fp16"
+    )
 
 
 STORYTELLER = {
@@ -271,9 +273,9 @@ def test_pytorchs_kernels_are_for_bf16(dtype, rows_of_w, way, monkeypatch):
         monkeypatch.setattr(cpu, name, lambda *_, name=name: chosen.append(name) or cpu.Packed(abs, 0))
     bias = torch.zeros(rows_of_w, dtype=getattr(torch, dtype))
     packed, scale = torch.zeros(rows_of_w, 32, dtype=torch.uint8), torch.zeros(rows_of_w, 1)
-    cpu.by_groups(packed, 64, scale, scale, bias, 64)
+    cpu.pack_int4(packed, 64, scale, scale, bias, 64)
     assert chosen == ["_aten_by_groups" if way == "aten" else "_even_and_odd"]
-    cpu.by_rows(torch.zeros(rows_of_w, 64, dtype=torch.int8), scale[:, 0], bias, own_layout=False)
+    cpu.pack_int8(torch.zeros(rows_of_w, 64, dtype=torch.int8), scale[:, 0], bias, may_repack=False)
     assert chosen[1] == ("_by_pieces" if dtype == "float32" else "_aten_by_rows")
 
 

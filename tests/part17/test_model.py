@@ -208,7 +208,7 @@ def test_only_a_tied_head_in_four_bits_gets_no_layout_of_its_own(tiny_gpt2, monk
     model, asked = load(tiny_gpt2, method, pack=False), {}
     model.config = replace(model.config, tie_word_embeddings=tied)
     for kind in {type(layer) for layer in model.modules() if isinstance(layer, tuple(LINEARS.values()))}:
-        monkeypatch.setattr(kind, "pack", lambda self, own_layout: asked.update({id(self): own_layout}))
+        monkeypatch.setattr(kind, "pack", lambda self, may_repack: asked.update({id(self): may_repack}))
     pack_quantized(model)
     assert asked.pop(id(model.head)) == (not tied or method != "int4"), "memory comes first, with int4"
     assert all(asked.values()), "other layers' codes are read by nobody else"

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.kernels import quantized_matmul
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
-from engine.quantization.gpu import MAX_CODE_ROWS, by_groups, by_rows
+from engine.quantization.gpu import MAX_CODE_ROWS, int4_product, int8_product
 from engine.quantization.products import linear_by_groups, linear_by_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +31,7 @@ def test_int8(shape, T):
     x, weight, bias = numbers(T, *shape)
     codes, scale = quantize_rows(weight)
     close(
-        by_rows(codes, scale, bias)(x),
+        int8_product(codes, scale, bias)(x),
         linear_by_rows(x, codes, scale, bias),
         "out = (codes · x) · scale + bias, for every row of W and of x, and no other",
     )
@@ -45,7 +45,7 @@ def test_int4(shape, T, group_size):
     codes, scale, low = quantize_groups(weight, group_size)
     packed = pack_nibbles(codes)
     close(
-        by_groups(packed, scale, low, bias, group_size)(x),
+        int4_product(packed, scale, low, bias, group_size)(x),
         linear_by_groups(x, packed, scale, low, bias, group_size),
         "out = Σ over groups of (codes · x) · scale + (sum of x) · low, + bias",
     )
@@ -107,7 +107,7 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
         monkeypatch.setattr(quantized_matmul, name, Noting(name, getattr(quantized_matmul, name)))
     for T in (1, 2, MAX_CODE_ROWS, MAX_CODE_ROWS + 1):
         x, weight, bias = numbers(T, 64, 4)
-        by_rows(*quantize_rows(weight), bias)(x)
+        int8_product(*quantize_rows(weight), bias)(x)
         codes, scale, low = quantize_groups(weight, 32)
-        by_groups(pack_nibbles(codes), scale, low, bias, 32)(x)
+        int4_product(pack_nibbles(codes), scale, low, bias, 32)(x)
     assert used == ["_int8_row", "_int4_row"] + ["_int8_tile", "_int4_tile"] * 2

@@ -10,7 +10,8 @@ from engine.attention.paged import Gathered, Pages
 from engine.cache.memory import PageMemory
 from engine.execution.graphs import ModelStep
 from engine.execution.quantized_steps import steps
-from engine.kernels.single_row import SingleRow, Tile
+from engine.kernels.single_row import SingleRow
+from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
 from engine.quantization.single_row import QuantizedSingleRow
@@ -76,7 +77,7 @@ def test_other_models_are_left_to_part_13(folder):
     plain = load_model(folder, DEVICE, "float32")
     assert isinstance(steps(plain, memory_for(plain), 3)(1), SingleRow)
     gone = quantized(folder, "int8")
-    gone.blocks[0].mlp.up.own_bytes = 1  # a CPU's kernel has a layout of its own
+    gone.blocks[0].mlp.up.packed_bytes = 1  # a CPU's kernel has a layout of its own
     assert isinstance(steps(gone, memory_for(gone), 3)(1), ModelStep), "there are no codes to read"
     wrapped = quantized(folder, "int8")
     wrapped.blocks[0].mlp.down = nn.Identity()

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.kernels import llama_row
 from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
-from engine.kernels.single_row import Tile
+from engine.kernels.tiles import Tile
 from tests.part13.test_many_rows import TOLERANCE, Step
 from tests.part13.test_paged_attention import DEVICE
 from tests.part20.test_llama_rows import MODELS, made

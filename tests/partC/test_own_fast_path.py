@@ -12,7 +12,7 @@ from engine.kernels import llama_row
 from engine.kernels.llama_prompts import LlamaPrompts
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows
-from engine.kernels.single_row import Tile
+from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
 from tests.part01 import reference
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
