@@ -123,7 +123,7 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
         failed = await asyncio.gather(
             *[ask(engine, name, params, name) for name in "ab"], return_exceptions=True
         )
-        assert [type(error) for error in failed] == [EngineError, EngineError]
+        assert [type(error) for error in failed] == [EngineError, EngineError], failed
         assert "who was that" in str(failed[0])
         outputs = await ask(engine, "c", params, "c")
         assert outputs[-1].outputs[0].token_ids == told_alone("c", params).token_ids
