@@ -22,8 +22,9 @@ from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
+from engine.models.transformers_modules import CurrentHead, FlatLinear, PassThrough, replace_module
 from engine.models.transformers_ranks import Part, build_part, cut, entries, leaf, refuse_undivided
-from engine.models.weights import Module, Place, refuse_not_finite
+from engine.models.weights import Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
 
@@ -169,8 +170,8 @@ class Model(LanguageModel):
         # 1. Take the library's model apart, into the decoder and the output layer. What is left of it leads
         #    from hidden states to logits: the library's own caps and scales of logits are applied there.
         body, self.head = decoder_of(causal_lm), causal_lm.get_output_embeddings()
-        _replace_module(causal_lm, body, PassThrough())
-        _replace_module(causal_lm, self.head, CurrentHead(self))
+        replace_module(causal_lm, body, PassThrough())
+        replace_module(causal_lm, self.head, CurrentHead(self))
         # In `__dict__`, so that it does not become a module of this model: its two parts are modules already.
         self.__dict__["causal_lm"] = causal_lm
         # 2. Let the layers find the `attend` of a step.
@@ -210,71 +211,6 @@ class Model(LanguageModel):
         """hidden[R, D] -> logits[R, V], as the library's model computes them."""
         causal_lm = self.__dict__["causal_lm"]
         return causal_lm(inputs_embeds=hidden[None], use_cache=False).logits[0]  # [R, V]
-
-
-def _replace_module(outer: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` in place of `old`, a module somewhere inside `outer`."""
-    name = next(name for name, module in outer.named_modules() if module is old)
-    outer.set_submodule(name, new)
-
-
-class DecoderOutput(tuple):
-    """A decoder's result in the library's form: the hidden states, and None for every other attribute."""
-
-    @property
-    def last_hidden_state(self) -> Tensor:
-        return self[0]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class PassThrough(nn.Module):
-    """Stands in place of the decoder in the library's model: returns hidden states as they are given."""
-
-    def forward(self, *inputs: Any, inputs_embeds: Tensor, **options: Any) -> DecoderOutput:
-        """inputs_embeds[1, R, D]: hidden states -> the same. Other arguments have no effect."""
-        return DecoderOutput((inputs_embeds,))
-
-
-class CurrentHead(nn.Module):
-    """Stands in place of the output layer in the library's model: calls the `head` that `model` has now,
-    which may be a packed or quantized one.
-    """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.__dict__["model"] = model  # not as a module of this one: it would contain itself
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden[1, R, D] -> [1, R, V]"""
-        return self.__dict__["model"].head(hidden[0])[None]
-
-
-class FlatLinear(Module):
-    """Calls a linear layer with all rows on one axis: x[..., in] -> [..., out]. Layers that replace linear
-    layers (packed, quantized, with adapters) take only x[T, in].
-    """
-
-    def __init__(self, linear: nn.Linear, name: str) -> None:
-        """`name`: the layer's in this module. It tells ranks how the layer is cut (transformers_ranks.py)."""
-        super().__init__()
-        self.name = name
-        self.add_module(name, linear)
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's weight: some code of the library reads its dtype or device."""
-        return self._linear.weight  # type: ignore[return-value]  # any linear layer has one
-
-    @property
-    def _linear(self) -> nn.Module:
-        """The layer, or what has taken its place."""
-        return getattr(self, self.name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x[..., in] -> [..., out]"""
-        return self._linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
 def places(config: TransformersConfig) -> dict[str, Place]:

@@ -34,10 +34,13 @@ def entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
     library's configuration. Its class has the plan: config.json has no say in it.
     """
     plan = type(hf_config).base_model_tp_plan or {}  # "layers.*.mlp.up_proj": "colwise"
-    by_pattern: dict[str, list[str]] = {}
+    by_pattern: dict[str, list[str]] = {}  # "layers.*.mlp.up_proj": the names with numbers in place of *
     for name, _ in (*body.named_modules(), *body.named_parameters()):
         by_pattern.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", name), []).append(name)
-    return {name: entry for pattern, entry in plan.items() for name in by_pattern.get(pattern, ())}
+    by_name: dict[str, str] = {}
+    for pattern, entry in plan.items():
+        by_name |= dict.fromkeys(by_pattern.get(pattern, ()), entry)
+    return by_name
 
 
 def leaf(entry: str | None) -> str:

@@ -56,7 +56,6 @@ class _LibraryTokenizer:
         """Tokens with exactly these bytes of a text: those of the tokenizer, if they have these bytes, and
         otherwise the longest token at each place.
 
-
         The tokenizer's tokens may have other bytes. A SentencePiece tokenizer puts a space before a text, and
         any tokenizer reads the name of a special token as that token, which stands for no text.
         """

@@ -40,13 +40,13 @@ def place(schema: Any, why_refused: WhyRefused) -> str:
 
     # 1. Go down to the smallest schema that is refused.
     pointer, smallest = "#", schema
-    while True:
-        refused_parts = ((step, part) for step, part in _schemas_within(smallest) if is_refused(part))
-        first = next(refused_parts, None)
-        if first is None:
-            break
-        step, smallest = first
-        pointer = f"{pointer}/{step}"
+    goes_deeper = True
+    while goes_deeper:
+        goes_deeper = False
+        for step, part in _schemas_within(smallest):
+            if is_refused(part):
+                pointer, smallest, goes_deeper = f"{pointer}/{step}", part, True
+                break
     # 2. There, find the keyword without which the schema is not refused. The reason may name the keyword, so
     #    keywords in it are tried first.
     keywords = list(smallest) if isinstance(smallest, Mapping) else []

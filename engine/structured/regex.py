@@ -107,8 +107,8 @@ class _Reader:
         if char in "*+?{":
             self.refuse_at(start, "there is nothing to repeat")
         if char in "^$":
-            own_place = 0 if char == "^" else len(self.text) - 1
-            if depth or start != own_place:
+            accepted_place = 0 if char == "^" else len(self.text) - 1
+            if depth or start != accepted_place:
                 reason = "^ is accepted at the beginning and $ at the end: the whole output matches"
                 self.refuse_at(start, reason)
             return EMPTY

@@ -130,6 +130,7 @@ class Trace(Listener):
         return number
 
     def on_preempt(self, request: Request) -> None:
+        """From now on the request's row says "preempted"."""
         row = self._rows.get(request.id)
         if row is not None:
             row.gaps.append(Gap("preempted", self._micros(self._clock())))
@@ -238,6 +239,7 @@ class Trace(Listener):
             events.append(trace_events.counter(name, when, values))
 
     def on_finish(self, request: Request) -> None:
+        """End the request's outer slice, with its finish reason and how many tokens it has got."""
         row = self._rows.pop(request.id, None)
         if row is None or not self.file.is_open:
             return

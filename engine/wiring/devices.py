@@ -6,24 +6,23 @@ result, and `replay.py` runs recorded steps without an engine. The memory is mad
 the runners in `runners.py`. One device is loaded here; Extension A loads one in each of several processes.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from engine.execution.runner import Executor, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
-from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import AUTO, OURS, ModelConfig
 from engine.models.language_model import LanguageModel
-from engine.models.loader import Sharding, load_model
+from engine.models.loader import load_model
 from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.speculation.config import MAX_DRAFTS, SpeculativeConfig
@@ -35,42 +34,9 @@ from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
 from engine.wiring.runners import make_runner, runs_graphs
+from engine.wiring.sharing import Rank
 
 MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # a draft model's passes that are submitted before the first is read
-
-
-class Rank(Protocol):
-    """This process's part in a model that several devices share (Extension A)."""
-
-    sharding: Sharding
-    num_on_host: int  # ranks that share the memory of this process's device
-    chooses: bool  # whether this rank chooses tokens, and so has the output layer
-
-    def shard_adapter(self, adapter: Adapter) -> Adapter:
-        """This rank's part of an adapter."""
-
-    def row_max(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
-        """The largest magnitude in each row of a layer over all ranks; None if the rows are whole (`RowMax`
-        in engine/quantization/quantize.py).
-        """
-
-    def join(self, model: LanguageModel) -> LanguageModel:
-        """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
-
-    def all_reduce_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace x, of any shape, by the sum over the ranks, and return x: for kernels in place of the
-        model's layers. Raises RuntimeError if another rank has ended or does not join in time.
-        """
-
-    def all_reduce_min(self, number: int) -> int:
-        """The minimum of `number` over the ranks, which must all call this. Raises RuntimeError as
-        `all_reduce_sum` does.
-        """
-
-    def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
-        """The executor of this rank: on rank 0, one that has all ranks compute each step; on another rank,
-        one that computes the steps that rank 0 sends. `runner` and `slots`: this rank's.
-        """
 
 
 @dataclass(frozen=True)
@@ -138,10 +104,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     #    sequence has the same block numbers in both.
     configs = [model.config] if draft is None else [model.config, draft.config]
     parameter = next(model.parameters())  # the memory takes this parameter's device and dtype
-    num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
-    if rank:
-        num_bytes = rank.all_reduce_min(num_bytes)
-    args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
+    args = _with_kv_cache_bytes(args, configs, sizes, parameter, rank)
     memory = make_memory(args, model.config, sizes, parameter, configs)
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
     max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
@@ -177,17 +140,45 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
         slots=slots,
         speculative=speculative,
     )
-    if draft is None:
-        return devices
-    # 5. The draft model's memory and runner.
-    draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
+    return devices if draft is None else _with_draft(devices, draft, draft_probs, configs, parameter)
+
+
+def _with_kv_cache_bytes(
+    args: EngineArgs,
+    configs: Sequence[ModelConfig],
+    sizes: Sizes,
+    parameter: torch.Tensor,
+    rank: Rank | None,
+) -> EngineArgs:
+    """The options with the bytes that keys and values of all `configs` get. Ranks take as many as the rank
+    that has the fewest. Raises ValueError as `kv_cache_bytes` does.
+    """
+    num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
+    if rank:
+        num_bytes = rank.all_reduce_min(num_bytes)
+    return replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
+
+
+def _with_draft(
+    devices: Devices,
+    draft: LanguageModel,
+    draft_probs: DraftProbs,
+    configs: Sequence[ModelConfig],
+    parameter: torch.Tensor,
+) -> Devices:
+    """The devices with the draft model's memory and runner. `draft_probs`: where its runner leaves the
+    probabilities of its tokens for the model's. `configs`: of the two models, which share the bytes.
+    `parameter` has the device and the dtype of the memory.
+    """
+    args, sizes = devices.args, devices.sizes
+    memory = make_memory(args, draft.config, sizes, parameter, configs)
     # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
-    runner.before.append(lambda batch: draft_memory.apply(batch.copies))
+    devices.runner.before.append(lambda batch: memory.apply(batch.copies))
     # In a pass the draft model reads the tokens since its last pass: two tokens if all its proposals were
     # accepted, otherwise one.
-    draft_runner = make_runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
-    draft_runner.select = DraftSampler(draft_probs)
-    return replace(devices, draft=draft_runner, draft_config=draft.config)
+    runner = make_runner(args, draft, memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
+    runner.select = DraftSampler(draft_probs)
+    return replace(devices, draft=runner, draft_config=draft.config)
 
 
 def _with_max_model_len(sizes: Sizes, config: ModelConfig) -> Sizes:
