@@ -4,8 +4,9 @@
 
 Sphinx reads Markdown and notebooks as they are. What this adds: a front page, the road as its navigation, an
 API reference, and a page for each file that an article links to: code is a click away, and no download.
-Figures that can be played load modules and recordings, which a browser reads over HTTP only. A page that is opened
-as a file shows their pictures. Where the site will be is in RUVON_SITE, for links that must be whole (site/pages.py).
+Figures that can be played load modules and recordings, which a browser reads over HTTP only: a page that is
+opened as a file shows their pictures. Where the site will be is in RUVON_SITE, for links that must be whole
+(site/pages.py).
 """
 
 import json

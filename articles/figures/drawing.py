@@ -3,6 +3,7 @@ and terminals that play what was recorded.
 """
 
 import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +32,51 @@ def save(figure: plt.Figure, script: str, tight: bool = True) -> None:
     plt.rcParams["svg.hashsalt"] = target.stem  # else the names inside differ from run to run
     figure.savefig(target, bbox_inches="tight" if tight else None, metadata={"Date": None})
     print(target.name)
+
+
+PROMPT, OUTPUT = "#b45309", "#0f766e"
+
+
+def write_recording(script: str, recorded: dict) -> None:
+    """Write what <ruvon-play> plays on the site, beside the picture of the same name."""
+    target = Path(script).with_suffix(".play.json")
+    target.write_text(json.dumps(recorded, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(target.name, target.stat().st_size // 1024, "kB")
+
+
+def draw_steps(script: str, recorded: dict, title: str) -> None:
+    """A panel for each run of a step player's recording: tokens of each step, and the mean wait."""
+    runs, requests = recorded["runs"], recorded["requests"]
+    size = (9.6, 1.5 * len(runs) + 0.9)
+    figure, axes = plt.subplots(len(runs), 1, figsize=size, sharex=True, layout="constrained")
+    for ax, run in zip(axes, runs, strict=True):
+        computed, first = [], {}
+        for number, step in enumerate(run["steps"], 1):
+            work = step["work"].items()
+            # A step that reads no prompt computes the last token said, and drafts behind it.
+            output = sum(
+                tokens for _, (tokens, num_said, *drafts) in work if num_said and tokens == 1 + sum(drafts)
+            )
+            computed.append((sum(tokens for _, (tokens, *_) in work) - output, output))
+            for name, (_, num_said, *_) in work:
+                if num_said:
+                    first.setdefault(name, number)
+        prompts, outputs = zip(*computed, strict=True)
+        steps = range(1, len(computed) + 1)
+        ax.bar(steps, outputs, width=0.85, color=OUTPUT, label="tokens of outputs")
+        ax.bar(steps, prompts, width=0.85, bottom=outputs, color=PROMPT, label="tokens of prompts")
+        if run["budget"]:
+            ax.axhline(run["budget"], color="#334155", ls="--", lw=0.8)
+        wait = statistics.fmean(first[name] - arrives for name, _, _, arrives in requests)
+        words = f"{run['words']}: {len(computed)} steps, first word after {wait:.1f} on average"
+        ax.set_title(words, loc="left", fontsize=10)
+        bare(ax)
+    axes[-1].set(xlabel="step", xlim=(0.3, max(len(run["steps"]) for run in runs) + 0.7))
+    figure.supylabel("tokens in the step", fontsize=10)
+    figure.suptitle(title, x=0.02, ha="left", weight="bold")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", ncols=2, frameon=False, fontsize=9)
+    save(figure, script)
 
 
 CELL, LINE, EDGE = 8.4, 19, 16  # pixels

@@ -14,7 +14,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.telemetry.metric_names import COUNTERS
 from parts.manifest import load_parts
 from tests.system.test_accessibility import VIEWS, findings
-from tests.system.tools import browser, needed  # noqa: F401
+from tests.system.tools import browser, files_over_http, needed  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 LANDED = [part for part in load_parts(ROOT) if part.landed]
@@ -153,4 +153,24 @@ def test_figures_follow_the_dark_and_terminals_are_dark_already(site, browser): 
             assert shown.evaluate("image => getComputedStyle(image).filter") == expected, (
                 f"{picture}, {scheme}"
             )
+        page.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noqa: F811
+    articles = "".join(path.read_text() for path in (site / "articles").glob("*.html"))
+    recordings = {path.name for path in (ROOT / "articles" / "figures").glob("*.play.json")}
+    assert set(re.findall(r'<ruvon-play src="\.\./_static/([^"]+)">', articles)) == recordings
+    with files_over_http(site) as url:
+        page = browser.new_page()
+        page.goto(f"{url}/articles/08_continuous_batching.html")
+        figure = page.locator("ruvon-play")
+        figure.locator(".play-picture svg").first.wait_for()
+        figure.focus()
+        page.keyboard.press("ArrowRight")
+        assert figure.locator(".play-where").inner_text().startswith("step 1 of")
+        assert page.url.endswith("08_continuous_batching.html"), "the arrow keys turn no page"
+        for theme, paper in (("dark", "rgb(19, 25, 32)"), ("light", "rgb(255, 255, 255)")):
+            page.evaluate(f"document.body.dataset.theme = '{theme}'")
+            assert figure.evaluate("one => getComputedStyle(one).backgroundColor") == paper
         page.close()

@@ -3,6 +3,11 @@
 import importlib.util
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -34,6 +39,25 @@ def needed(name: str, found, how: str = INSTALL):
 def streamlit() -> None:
     """Skips or fails as `program` where the extra `ui` is not installed."""
     needed("streamlit", importlib.util.find_spec("streamlit"), "pip install 'ruvon[ui]'")
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def files_over_http(folder: Path, handler: type[SimpleHTTPRequestHandler] = QuietFiles) -> Iterator[str]:
+    """Serve a folder from a thread; gives its URL. A browser loads modules over HTTP only."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 ARGUMENTS = [

@@ -1,8 +1,8 @@
 // The page /engine: reads the stream of snapshots, and draws each with the functions of the articles' figures. Nothing
 // is kept beyond the page; the API key least of all.
 import { drawCells, drawMemory, memoryLegend } from "./engine_memory.js";
-import { drawFill, drawLanes, drawLegend } from "./play_steps.js";
-import { counted, element } from "./play_svg.js";
+import { drawFill, drawLanes } from "./play_steps.js";
+import { counted, element, legend } from "./play_svg.js";
 import { ask, events } from "./stream.js";
 
 const RETRY = 2000; // milliseconds until a stream that has ended is asked for again
@@ -92,7 +92,10 @@ function moves({ events: list, time }) {
 
 // --- what is drawn -----------------------------------------------------------------------------------------------
 
-const KINDS = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"], ["draft", "draft that stands"], ["refused", "draft refused"]];
+const KINDS = [
+  ["cell prompt", "prompt"], ["cell output", "output"], ["cell output fresh", "computed in the newest step"], ["cell newest", "said, not computed"],
+  ["cell draft", "draft that stands"], ["cell refused", "draft refused"],
+];
 const NOTHING = { name: "", prompt: 0, said: 0, held: 0, now: 0, drafts: 0, lost: 0, state: "ended" };
 const NOTES = { waiting: "waits", preempted: "preempted", swapped: "swapped" };
 
@@ -131,7 +134,7 @@ function draw() {
   $("model").textContent = snapshot.model;
   $("tiles").replaceChildren(...tiles(snapshot));
   $("memory-words").textContent = memoryWords(memory);
-  $("memory-legend").replaceChildren(...memoryLegend(memory));
+  $("memory-legend").replaceChildren(memoryLegend(memory));
   show("memory", (width) => memory.blocks && drawMemory(memory, requests, { before: before?.memory, chosen: one }, width));
   $("swap").hidden = !memory.swap;
   if (memory.swap) $("swap-words").textContent = `${number(memory.swap.used)} of ${counted(memory.swap.total, "block")} hold keys and values of preempted requests.`;
@@ -235,5 +238,5 @@ $("ask").addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", changed);
 new ResizeObserver(() => snapshot && draw()).observe(document.querySelector("main"));
-$("lanes-legend").append(drawLegend(KINDS));
+$("lanes-legend").append(legend(KINDS));
 changed();

@@ -3,7 +3,7 @@
 // The file names its view, and play_VIEW.js draws it: a module with a function open(data) that returns
 //   label: what the figure shows, in a few words
 //   choices: what stands above the picture, in order, either radio buttons or a slider:
-//     {name, label, options: [[value, words], ...], start}
+//     {name, label, options: [[value, words], ...], start, applies: (chosen) => whether it matters now (optional)}
 //     {name, label, steps: [value, ...], start, words: (value) => "..."}
 //   moments(chosen): how many steps the figure has; 0 for a figure without time, which gets no buttons
 //   draw(chosen, moment, width): an element, drawn for `width` CSS pixels. Moment 0 is before the first step
@@ -36,6 +36,7 @@ class Play extends HTMLElement {
     this.chosen = Object.fromEntries(view.choices.map(({ name, start }) => [name, start]));
     this.moment = 0;
     this.number = ++count;
+    this.groups = []; // [radio buttons, whether they matter for what is chosen]
     this.picture = element("div", { class: "play-picture" });
     this.words = element("p", { class: "play-words", "aria-live": "polite" });
     this.question = element("form", { class: "play-question", hidden: true });
@@ -57,7 +58,7 @@ class Play extends HTMLElement {
 
   // --- what the reader sets ------------------------------------------------------------------------------------
 
-  choice({ name, label, options, steps, start, words }) {
+  choice({ name, label, options, steps, start, words, applies }) {
     const set = (value) => {
       this.chosen[name] = value;
       this.go(Math.min(this.moment, this.last), true);
@@ -79,7 +80,9 @@ class Play extends HTMLElement {
       button.addEventListener("change", () => set(value));
       return element("label", {}, button, element("span", {}, said));
     });
-    return element("fieldset", { class: "play-options" }, element("legend", {}, label), ...buttons);
+    const group = element("fieldset", { class: "play-options" }, element("legend", {}, label), ...buttons);
+    if (applies) this.groups.push([group, applies]);
+    return group;
   }
 
   controls() {
@@ -163,11 +166,11 @@ class Play extends HTMLElement {
     this.question.replaceChildren();
     if (!question) return;
     this.pause();
-    this.inputs = question.fields.map(() => element("input", { type: "number", min: 0, required: true, inputmode: "numeric" }));
-    const rows = question.fields.map(([words], i) => element("label", {}, element("span", {}, words), this.inputs[i], element("output")));
-    this.question.append(
-      element("p", {}, question.ask), ...rows, element("button", { type: "submit" }, "Show"),
-    );
+    const number = { type: "number", min: 0, required: true, inputmode: "numeric" };
+    this.inputs = question.fields.map(() => element("input", number));
+    const rows = question.fields.map(([words], i) =>
+      element("label", {}, element("span", {}, words), this.inputs[i], element("output")));
+    this.question.append(element("p", {}, question.ask), ...rows, element("button", { type: "submit" }, "Show"));
     this.inputs[0].focus();
   }
 
@@ -199,6 +202,7 @@ class Play extends HTMLElement {
     this.picture.replaceChildren(this.view.draw(this.chosen, this.moment, this.width));
     if (focused) this.focus({ preventScroll: true });
     this.words.textContent = this.view.words(this.chosen, this.moment);
+    for (const [group, applies] of this.groups) group.disabled = !applies(this.chosen);
     this.state();
   }
 

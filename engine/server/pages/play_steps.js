@@ -8,7 +8,7 @@
 //   lost: tokens that it held when it was preempted, until it holds them again; else 0
 //   limit: tokens that its output may have; may be left out
 //   state: "waits", "runs" or "ended"; note: words at the end of the lane
-import { box, counted, element, listed, picture, shape, text } from "./play_svg.js";
+import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
 const ROW = 18, NAME = 26, LETTER = 8, NOTE = 64, CHART = 84, AXIS = 30; // pixels
 const APART = 4; // pixels: wider cells are drawn one by one
@@ -38,7 +38,7 @@ function drawLane(lane, left, y, cell, width) {
     put(known - lane.spoke, known - 1, "draft"); // what stands
     put(known - 1, known - lane.spoke + drafts, "refused");
   }
-  if (lane.state !== "ended" && said) put(known - 1, known, "newest");
+  if (said) put(known - 1, known, "newest"); // only the next step computes it
   shapes.push(text(width, y + 13, lane.note ?? "", "soft end"));
   return shapes;
 }
@@ -76,14 +76,14 @@ export function drawFill(steps, { first = 1, now, last, most, budget }, width) {
 
 // --- a recording -------------------------------------------------------------------------------------------------
 //
-// {requests: [[name, prompt, output, arrives], ...], runs: [{name, words, budget, marks, steps}, ...]}: a request
-// arrives when `arrives` steps are done. A step is {work: {name: [tokens computed, tokens
-// said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
+// {choice, requests: [[name, prompt, output, arrives], ...], runs: [{name, words, seats, budget, marks, steps}, ...]}:
+// a request arrives when `arrives` steps are done; a reader who predicts is asked before the steps of `marks`. A step
+// is {work: {name: [tokens computed, tokens said, drafts among those computed (0 if left out)]}, preempted: [name, ...]}.
 
 // The lanes after `moment` steps of a run.
 export function lanesAt(requests, run, moment) {
-  const lanes = requests.map(([name, prompt, limit, arrives]) => (
-    { name, prompt, limit, arrives, said: 0, held: 0, now: 0, spoke: 0, drafts: 0, lost: 0, first: null }));
+  const nothing = { said: 0, held: 0, now: 0, spoke: 0, drafts: 0, lost: 0, first: null };
+  const lanes = requests.map(([name, prompt, limit, arrives]) => ({ name, prompt, limit, arrives, ...nothing }));
   const named = Object.fromEntries(lanes.map((lane) => [lane.name, lane]));
   run.steps.slice(0, moment).forEach(({ work, preempted = [] }, i) => {
     for (const lane of lanes) Object.assign(lane, { now: 0, spoke: 0, drafts: 0, thrown: false });
@@ -111,7 +111,7 @@ function describe(lane, moment) {
   lane.ended = lane.said >= lane.limit;
   lane.state = lane.ended ? "ended" : lane.held ? "runs" : "waits";
   lane.wait = (lane.first ?? moment) - lane.arrives; // steps from its arrival to its first word
-  if (!lane.there) lane.note = "";
+  if (!lane.there) lane.note = `after ${lane.arrives}`;
   else if (lane.ended) lane.note = "done";
   else if (lane.state === "waits") lane.note = lane.said ? "put back" : `waits ${lane.wait}`;
   else lane.note = lane.now ? `+${lane.now}` : "";
@@ -122,20 +122,18 @@ export function open(data) {
   const run = (chosen) => runs.find(({ name }) => name === chosen.run);
   const longest = Math.max(...requests.map(([, prompt, output]) => prompt + output));
   const tokens = ({ work }) => Object.values(work).reduce((sum, [computed]) => sum + computed, 0);
-  const most = Math.max(...runs.flatMap(({ steps, budget }) => [budget ?? 0, ...steps.map(tokens)]));
+  const options = runs.map(({ name, words }) => [name, words]);
   const last = Math.max(...runs.map(({ steps }) => steps.length));
   return {
     label: data.label,
-    choices: [{ name: "run", label: "Scheduler", options: runs.map(({ name, words }) => [name, words]), start: runs[0].name }],
+    choices: [{ name: "run", label: data.choice, options, start: runs[0].name }],
     moments: (chosen) => run(chosen).steps.length,
     draw(chosen, moment, width) {
-      const { steps, budget } = run(chosen), lanes = lanesAt(requests, run(chosen), moment).filter(({ there }) => there);
-      const rest = requests.length - lanes.length; // a lane stays where it is, so the picture does not jump
-      const blank = Array.from({ length: rest }, () => ({ name: "", prompt: 0, said: 0, held: 0, now: 0, drafts: 0, lost: 0 }));
+      const { steps, budget } = run(chosen), most = Math.max(budget ?? 0, ...steps.map(tokens));
       const fill = steps.slice(0, moment).map((_, i) => split(lanesAt(requests, run(chosen), i + 1)));
       return element("div", {},
-        legend(runs),
-        drawLanes([...lanes, ...blank], width, longest),
+        legend(kindsOf(runs)),
+        drawLanes(lanesAt(requests, run(chosen), moment), width, longest),
         drawFill(fill, { now: moment, last, most, budget }, width));
     },
     words: (chosen, moment) => sentence(lanesAt(requests, run(chosen), moment), run(chosen), moment),
@@ -147,8 +145,8 @@ export function open(data) {
         `${lane.name} ${lane.state === "waits" ? "waits, " : ""}lacks ${lane.prompt + lane.said - lane.held}`,
         steps[moment - 1].work[lane.name]?.[0] ?? 0,
       ]);
-      const limit = budget ? `Step ${moment} has a budget of ${budget} tokens, and ${run(chosen).seats} seats.` : `Step ${moment} comes.`;
-      return { ask: `${limit} How many tokens of each are computed in it?`, fields };
+      const seats = counted(run(chosen).seats, "seat"), limit = budget ? `a budget of ${budget} tokens, and ${seats}` : seats;
+      return { ask: `Step ${moment} has ${limit}. How many tokens of each are computed in it?`, fields };
     }),
   };
 }
@@ -159,36 +157,42 @@ function split(lanes) {
   return [lanes.reduce((sum, { now }) => sum + now, 0) - output, output];
 }
 
-function legend(runs) {
-  const kinds = [["prompt", "prompt"], ["output", "output"], ["fresh", "computed in this step"]];
-  if (runs.some(({ steps }) => steps.some(({ preempted }) => preempted))) kinds.push(["lost", "lost to preemption"]);
-  if (runs.some(({ steps }) => steps.some(({ work }) => Object.values(work).some(([, , drafts]) => drafts)))) kinds.push(["draft", "draft that stands"], ["refused", "draft refused"]);
-  return drawLegend(kinds);
-}
-
-// What the cells of lanes mean: `kinds` has [kind, words] of each.
-export function drawLegend(kinds) {
-  const entries = kinds.map(([kind, words]) => element("span", {},
-    picture(12, 12, "", box(0.5, 0.5, 11, 11, `cell ${kind === "fresh" ? "output fresh" : kind}`)), words));
-  return element("div", { class: "play-legend" }, ...entries);
+// What the legend of these runs has: preemption and drafts only where there are any.
+function kindsOf(runs) {
+  const steps = runs.flatMap((run) => run.steps);
+  const kinds = [
+    ["cell prompt", "prompt"], ["cell output", "output"], ["cell output fresh", "computed in this step"],
+    ["cell newest", "said, not computed"],
+  ];
+  if (steps.some(({ preempted }) => preempted)) kinds.push(["cell lost", "lost to preemption"]);
+  if (steps.some(({ work }) => Object.values(work).some(([, , drafts]) => drafts))) {
+    kinds.push(["cell draft", "draft that stands"], ["cell refused", "draft refused"]);
+  }
+  return kinds;
 }
 
 function sentence(lanes, { budget, steps }, moment) {
   const there = lanes.filter((lane) => lane.there);
-  const waiting = there.filter(({ state }) => state === "waits").map(({ name }) => name);
+  const names = (which) => there.filter(which).map(({ name }) => name);
+  const waiting = names(({ state }) => state === "waits");
   if (!moment) return `${listed(waiting)} ${waiting.length > 1 ? "are" : "is"} there, and nothing is computed yet.`;
   const total = there.reduce((sum, { now }) => sum + now, 0);
   const said = [`Step ${moment}: ${budget ? `${total} of ${budget} tokens` : counted(total, "token")}.`];
-  const preempted = there.filter(({ thrown }) => thrown);
-  for (const { name, lost } of preempted) said.push(`${name} is preempted: ${counted(lost, "token")} must be computed again.`);
+  for (const { name, lost, thrown } of there) {
+    if (thrown) said.push(`${name} is preempted: ${counted(lost, "token")} must be computed again.`);
+  }
   const reading = there.filter(({ now, spoke, drafts }) => now && !(spoke && now === drafts + 1));
-  if (reading.length) said.push(`${listed(reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`))}.`);
-  const speaking = there.filter(({ spoke, drafts, now }) => spoke && !drafts && now === 1).map(({ name }) => name);
+  const reads = reading.map(({ name, now, spoke }) => `${name} reads ${now}${spoke ? " and speaks" : ""}`);
+  if (reads.length) said.push(`${reads.join(", ")}.`);
+  const speaking = names(({ now, spoke, drafts }) => spoke && now === 1 && !drafts);
   if (speaking.length) said.push(`${listed(speaking)} ${speaking.length > 1 ? "say a token each" : "says a token"}.`);
-  for (const { name, drafts, spoke } of there.filter((lane) => lane.drafts)) said.push(`Of ${name}'s ${counted(drafts, "draft")}, ${spoke - 1} stand${spoke === 2 ? "s" : ""}.`);
+  for (const { name, drafts, spoke } of there) {
+    if (drafts) said.push(`Of ${name}'s ${counted(drafts, "draft")}, ${spoke - 1} ${spoke === 2 ? "stands" : "stand"}.`);
+  }
   if (waiting.length) said.push(`${listed(waiting)} ${waiting.length > 1 ? "wait" : "waits"}.`);
-  const waits = there.map(({ wait }) => wait), mean = waits.reduce((sum, wait) => sum + wait, 0) / waits.length;
-  const done = there.filter(({ ended }) => ended).length;
-  said.push(`Done: ${done} of ${lanes.length}. Mean wait for the first word: ${mean.toFixed(1)} steps${moment < steps.length ? " so far" : ""}.`);
+  const mean = there.reduce((sum, { wait }) => sum + wait, 0) / there.length;
+  const far = moment < steps.length ? " so far" : "";
+  const done = names(({ ended }) => ended).length;
+  said.push(`Done: ${done} of ${lanes.length}. Mean wait for the first word${far}: ${mean.toFixed(1)} steps.`);
   return said.join(" ");
 }

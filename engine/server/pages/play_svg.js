@@ -18,18 +18,22 @@ function fill(made, attributes, children) {
   return made;
 }
 
-// A picture of `width` × `height` CSS pixels, which says `label` to those who do not see it; one without a label only
-// decorates.
-export const picture = (width, height, label, ...shapes) => {
-  const meaning = label ? { role: "img", "aria-label": label } : { "aria-hidden": "true" };
-  return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...meaning }, ...shapes);
-};
+// A picture of `width` × `height` CSS pixels, which says `label` to those who do not see it.
+export const picture = (width, height, label, ...shapes) =>
+  shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, ...shapes);
 
 // Words at (x, y), on their baseline; `kind` is a class of play.css: "soft", "end", "middle".
 export const text = (x, y, words, kind = null) => shape("text", { x, y, class: kind }, words);
 
 export const box = (x, y, width, height, kind, more = {}) =>
   shape("rect", { x, y, width: Math.max(0, width), height: Math.max(0, height), class: kind, ...more });
+
+// What the drawings' classes mean: [[class, words], ...].
+export function legend(kinds) {
+  const size = { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" };
+  const swatch = (kind) => shape("svg", size, box(0.5, 0.5, 11, 11, kind));
+  return element("div", { class: "play-legend" }, ...kinds.map(([kind, words]) => element("span", {}, swatch(kind), words)));
+}
 
 // "a", "a and b", "a, b and c"
 export function listed(words) {
