@@ -93,7 +93,8 @@ function moves({ events: list, time }) {
 // --- what is drawn -----------------------------------------------------------------------------------------------
 
 const KINDS = [
-  ["cell prompt", "prompt"], ["cell output", "output"], ["cell output fresh", "computed in this step"],
+  ["cell prompt", "prompt"], ["cell output", "output"], ["cell output fresh", "computed in the newest step"],
+  ["cell newest", "said, not computed"],
   ["cell draft", "draft that stands"], ["cell refused", "draft refused"],
 ];
 const NOTHING = { name: "", prompt: 0, said: 0, held: 0, now: 0, drafts: 0, lost: 0, state: "ended" };
@@ -134,7 +135,7 @@ function draw() {
   $("model").textContent = snapshot.model;
   $("tiles").replaceChildren(...tiles(snapshot));
   $("memory-words").textContent = memoryWords(memory);
-  $("memory-legend").replaceChildren(...memoryLegend(memory));
+  $("memory-legend").replaceChildren(memoryLegend(memory));
   show("memory", (width) => memory.blocks && drawMemory(memory, requests, { before: before?.memory, chosen: one }, width));
   $("swap").hidden = !memory.swap;
   if (memory.swap) $("swap-words").textContent = `${number(memory.swap.used)} of ${counted(memory.swap.total, "block")} hold keys and values of preempted requests.`;

@@ -4,16 +4,20 @@
 // `blocks` is what engine/telemetry/live_memory.py sends: total, cell_size (blocks in a cell), used, shared, known,
 // kept, and in `cells` the same for each cell.
 import { drawBlocks } from "./play_blocks.js";
-import { box, element, picture, shape } from "./play_svg.js";
+import { element, legend, picture, shape } from "./play_svg.js";
 
 const FEW = 24; // blocks that are drawn token by token
 const LONG = 32; // tokens of a block that is not
 const LARGE = 20, SMALL = 11; // pixels of a cell, with its gap
 const MANY = 256; // cells, which are small
 const HUES = 6; // of play.css
-const STATES = [["shared", "shared"], ["used", "in use by one"], ["kept", "free, but the prefix cache finds it"], ["free", "free"]];
-const MARKS = [["changed", "changed since the last picture"], ["chosen", "of the chosen request"]];
-const TOKENS = [["hue-0", "a token of a request"], ["aside", "set aside, unused"], ["kept", "free, can be found"], ["free", "free"]];
+const CELLS = [
+  ["cell shared", "shared"], ["cell used", "in use by one"], ["cell kept", "free, but the prefix cache finds it"], ["cell free", "free"],
+  ["cell changed", "changed since the last picture"], ["cell chosen", "of the chosen request"],
+];
+const PLACES = [
+  ["place hue-0", "a token of a request"], ["place aside", "set aside, unused"], ["place kept", "free, can be found"], ["place free", "free"],
+];
 
 const isDetailed = ({ unit, unit_tokens: tokens, blocks }) => unit === "block" && blocks.total <= FEW && tokens <= LONG;
 
@@ -58,11 +62,9 @@ export function drawCells(blocks, { label, before = null, chosen = [] }, width) 
 }
 
 export function memoryLegend(memory) {
-  if (!memory.blocks) return [];
-  const detailed = isDetailed(memory), kinds = detailed ? TOKENS : [...STATES, ...MARKS];
-  const signs = detailed ? ["# the prefix cache finds it", "×2 in two tables"] : [];
-  return [
-    ...kinds.map(([kind, words]) => element("span", {}, picture(12, 12, "", box(1.5, 1.5, 9, 9, `place ${kind}`)), words)),
-    ...signs.map((words) => element("span", {}, words)),
-  ];
+  if (!memory.blocks) return "";
+  if (!isDetailed(memory)) return legend(CELLS);
+  const drawn = legend(PLACES);
+  drawn.append(element("span", {}, "# the prefix cache finds it"), element("span", {}, "×2 in two tables"));
+  return drawn;
 }

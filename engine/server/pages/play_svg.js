@@ -18,12 +18,9 @@ function fill(made, attributes, children) {
   return made;
 }
 
-// A picture of `width` × `height` CSS pixels, which says `label` to those who do not see it; one without a label only
-// decorates.
-export const picture = (width, height, label, ...shapes) => {
-  const meaning = label ? { role: "img", "aria-label": label } : { "aria-hidden": "true" };
-  return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, ...meaning }, ...shapes);
-};
+// A picture of `width` × `height` CSS pixels, which says `label` to those who do not see it.
+export const picture = (width, height, label, ...shapes) =>
+  shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, ...shapes);
 
 // Words at (x, y), on their baseline; `kind` is a class of play.css: "soft", "end", "middle".
 export const text = (x, y, words, kind = null) => shape("text", { x, y, class: kind }, words);
