@@ -205,7 +205,7 @@ class EngineArgs:
         """Check each field by itself. Raises ValueError."""
         for spec in fields(self):
             _check_value(spec, getattr(self, spec.name))
-        for name in ("model", "tokenizer", "generation_config"):
+        for name in ("model", "tokenizer"):
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise ValueError(f"{name}={value!r}: a name or a folder is accepted")
@@ -215,10 +215,11 @@ class EngineArgs:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
-        source = self.generation_config
-        if source not in (MODELS_OWN, VLLMS_OWN) and not (Path(source) / "generation_config.json").is_file():
+        source = str(self.generation_config)
+        has_file = source.strip() and Path(source, "generation_config.json").is_file()
+        if source not in (MODELS_OWN, VLLMS_OWN) and not has_file:
             raise ValueError(
-                f"generation_config={str(source)!r}: accepted are {MODELS_OWN}, {VLLMS_OWN}, and a folder "
+                f"generation_config={source!r}: accepted are {MODELS_OWN}, {VLLMS_OWN}, and a folder "
                 "with a generation_config.json"
             )
         share = self.gpu_memory_utilization

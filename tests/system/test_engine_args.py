@@ -126,7 +126,7 @@ def test_a_device_is_a_name_or_what_torch_calls_by_it(device):
         ({"swap_space": "1"}, "swap_space='1': a number"),
         ({"model": ""}, "model='': a name or a folder"),
         ({"tokenizer": " "}, "tokenizer=' ': a name or a folder"),
-        ({"generation_config": ""}, "generation_config='': a name or a folder"),
+        ({"generation_config": ""}, "generation_config='': accepted are auto, vllm, and a folder"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(options, words):
