@@ -40,8 +40,8 @@ PLANS = {
         Week("4-6"),
         Week("7-10"),
         Week("11-13"),
-        Week("14-16"),
-        Week("17-20"),
+        Week("14-17"),
+        Week("18-20"),
     ),
     "twelve weeks": (
         Week("1-2"),
