@@ -101,8 +101,8 @@ def _verify(
     """Program (head, row, part): if the row is the last row of its sequence, attend with the queries of all
     rows of the sequence to a part of the old tokens. Part 0 also has the new tokens.
 
-    Memory that is read before `wait` does not change during a pass. In names, `above` is the rows before this
-    row, and NEW the number of rows that the program has room for.
+    Memory that is read before `wait` does not change during a pass. In names, `above` is this row and
+    those before it, and NEW the number of rows that the program has room for.
     """
     # 1. Only the last row of a sequence goes on. This row is not the last row if the next row has the same
     #    sequence: if the next row's block table puts the token before its own token into this row's slot.

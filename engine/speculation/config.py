@@ -16,7 +16,7 @@ LOOKUP_FIELDS = ("prompt_lookup_max", "prompt_lookup_min")  # for method "ngram"
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """How drafts are proposed. The fields are those of vLLM's speculative_config; each whole number is from 1
-    to MAX_DRAFTS. Raises ValueError, which names the field, for any other value.
+    to MAX_DRAFTS. Raises ValueError, which names the field, for any other number.
     """
 
     num_speculative_tokens: int  # the most drafts of a request in a step; fewer if more do not pay

@@ -4,9 +4,10 @@ The draft model has a memory of its own, and uses the target's block tables: its
 same blocks there as the target's lie in the target's memory. So the plan shares, forks and swaps blocks for
 both models at once.
 
-A call runs one or more passes of the draft model, each for all sequences at once. No token is computed twice,
-and a draft that is confirmed is not computed again. The reported distributions are those from which the
-drafts were drawn. Passes follow one another without a wait for the host, which fetches all drafts at the end.
+A call runs one or more passes of the draft model, each for all sequences at once. A draft that is confirmed
+is not computed again; a sequence whose tokens are all computed computes the last one again. The reported
+distributions are those from which the drafts were drawn. Passes follow one another without a wait for the
+host, which fetches all drafts at the end.
 This module knows nothing of the target model.
 """
 
