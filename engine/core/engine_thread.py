@@ -233,8 +233,7 @@ class EngineThread:
                     if self._commands.empty() and self.engine.has_unfinished_requests():
                         self._deliver(self.engine.step())
                     else:
-                        command = self._commands.get()  # waits if there is none
-                        command()
+                        self._run_command()
                 except Exception as error:
                     logger.exception("the engine failed outside a step's forward pass")
                     self._fail_all(error)
@@ -245,14 +244,18 @@ class EngineThread:
             self._running = False
         self._end(cause)
 
+    def _run_command(self) -> None:
+        """Wait for a command and run it. An idle loop holds no command, and so no request, of the past."""
+        command = self._commands.get()
+        command()
+
     def _end(self, cause: BaseException | None) -> None:
         """Run the commands that are still queued, then end every remaining reader: with a last output
         ("abort"), or with `cause`, the error that ended the thread. No new command can be queued by now.
         """
         while not self._commands.empty():
-            command = self._commands.get()
             try:
-                command()
+                self._run_command()
             except BaseException as error:
                 logger.critical("the engine failed while it ended", exc_info=True)
                 cause = cause or error

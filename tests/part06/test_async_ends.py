@@ -1,7 +1,9 @@
 """The engine stops, hangs or dies, and everybody who reads or comes is told."""
 
 import asyncio
+import gc
 import logging
+import weakref
 
 import pytest
 
@@ -144,6 +146,22 @@ def test_a_call_that_was_answered_is_not_there_any_more_when_the_engine_ends(eng
     assert not engine._between_steps, "nobody waits for it: the end has nothing to tell"
     engine.stop()
     assert not engine._thread or not engine._thread.is_alive()
+
+
+def test_an_idle_engine_holds_nothing_of_the_command_it_ran_last(engine):
+    """A command holds a reader's mailbox, and that its requests: without a new one they would stay for hours."""
+
+    class Caller:
+        def call(self) -> str:
+            return "done"
+
+    async def run() -> weakref.ref:
+        caller = Caller()
+        assert await engine.between_steps(caller.call) == "done"
+        return weakref.ref(caller)
+
+    caller = asyncio.run(run())
+    wait_until(lambda: gc.collect() >= 0 and caller() is None)
 
 
 def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch, caplog):
