@@ -149,7 +149,7 @@ def test_a_call_that_was_answered_is_not_there_any_more_when_the_engine_ends(eng
 
 
 def test_an_idle_engine_holds_nothing_of_the_command_it_ran_last(engine):
-    """A command holds a reader's mailbox, and that its requests: without a new one they would stay for hours."""
+    """A command holds a reader's mailbox, and that its requests: they would stay until a new one comes."""
 
     class Caller:
         def call(self) -> str:
