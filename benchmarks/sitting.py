@@ -1,0 +1,128 @@
+"""Records benchmarks, each between two yardsticks. What a restless machine gave is put back.
+
+    python -m benchmarks.sitting part03_kv_cache part07_batching
+    python -m benchmarks.sitting "part02_growth --repeats 5"        # a benchmark with its own options
+
+A yardstick is work that no change of ours can make faster: a bare read of 64 MB (memory), a product of two
+matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
+process of its own, with one thread. A record is kept, with both yardsticks in it, if each measure has the
+same median before and after to within a tenth, and the middle half of its own rounds is no wider. Otherwise
+the record that was there before stands again, and the exit status is 1.
+"""
+
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.record import RESULTS, ROOT
+
+ROUNDS = 41
+MOST = 1.1  # times as long: more than that is another machine
+
+Measures = dict[str, dict[str, float]]  # of each measure: median, first and third quartile, in ms
+
+
+def yardstick(rounds: int = ROUNDS) -> Measures:
+    """Time each measure once a round, in turns, so that a slow moment is everybody's."""
+    torch.set_num_threads(1)
+    memory, matrix, row = torch.ones(2**24), torch.ones(384, 384), torch.arange(1024.0)
+    work: dict[str, Callable[[], object]] = {
+        "read of 64 MB": memory.sum,
+        "product": lambda: [matrix @ matrix for _ in range(8)],
+        "argmax": lambda: [row.argmax() for _ in range(1000)],
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds + 2):
+        for name, run in work.items():
+            start = time.perf_counter()
+            run()
+            taken[name].append((time.perf_counter() - start) * 1e3)
+    return {name: measure(times[2:]) for name, times in taken.items()}  # the first two rounds warm up
+
+
+def measure(times: list[float]) -> dict[str, float]:
+    first, median, third = statistics.quantiles(times, n=4)
+    return {"median_ms": round(median, 4), "first_ms": round(first, 4), "third_ms": round(third, 4)}
+
+
+def restless(before: Measures, after: Measures) -> str | None:
+    """Why what was recorded between the two yardsticks is not kept; None if the machine stayed the same."""
+    for when, measures in (("before", before), ("after", after)):
+        for name, seen in measures.items():
+            if seen["third_ms"] > MOST * seen["first_ms"]:
+                return f"{when} it, {name} took {seen['first_ms']:.3g} to {seen['third_ms']:.3g} ms"
+    for name in before:
+        medians = before[name]["median_ms"], after[name]["median_ms"]
+        if max(medians) > MOST * min(medians):
+            return f"{name} took {medians[0]:.3g} ms before and {medians[1]:.3g} ms after"
+    return None
+
+
+def in_its_own_process() -> Measures:
+    """`yardstick` where nothing of a benchmark is in memory."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sitting", "--yardstick"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(ran.stdout)
+
+
+def run(benchmark: str) -> int:
+    """Run a benchmark, with its options; its exit status."""
+    name, *options = shlex.split(benchmark)
+    return subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], cwd=ROOT).returncode
+
+
+def sit(
+    benchmark: str,
+    run: Callable[[str], int] = run,
+    yardstick: Callable[[], Measures] = in_its_own_process,
+    folder: Path = RESULTS,
+) -> str | None:
+    """Run a benchmark between two yardsticks. Why its records were not kept, or None: they were."""
+    pattern = benchmark.split()[0] + "*.json"
+    stood = {path: path.read_bytes() for path in folder.glob(pattern)}
+    before = yardstick()
+    status = run(benchmark)
+    after = yardstick()
+    why = f"it ended with status {status}" if status else restless(before, after)
+    for path in folder.glob(pattern):
+        if stood.get(path) == path.read_bytes():
+            continue
+        if why is None:
+            content = json.loads(path.read_text()) | {"yardstick": {"before": before, "after": after}}
+            path.write_text(json.dumps(content, indent=1) + "\n")
+        elif path in stood:
+            path.write_bytes(stood[path])
+        else:
+            path.unlink()
+    return why
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--yardstick"]:
+        print(json.dumps(yardstick()))
+        return
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
+    kept = True
+    for benchmark in sys.argv[1:]:
+        start = time.perf_counter()
+        why = sit(benchmark)
+        kept &= why is None
+        seconds = time.perf_counter() - start
+        print(f"{benchmark}, {seconds:.0f} s: {f'not kept: {why}' if why else 'kept'}", flush=True)
+    sys.exit(not kept)
+
+
+if __name__ == "__main__":
+    main()

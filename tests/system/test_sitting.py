@@ -1,0 +1,78 @@
+"""benchmarks/sitting.py: what a restless machine gave is put back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.sitting import Measures, measure, restless, sit, yardstick
+
+
+def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
+    return {
+        "read": {"median_ms": median, "first_ms": first or median, "third_ms": third or median},
+        "argmax": {"median_ms": 3.0, "first_ms": 3.0, "third_ms": 3.0},
+    }
+
+
+STILL = (measures(10.0, 9.8, 10.5), measures(10.9))
+RESTLESS = {
+    "slower": (measures(10.0), measures(11.2), "read took 10 ms before and 11.2 ms after"),
+    "quicker": (measures(11.2), measures(10.0), "read took 11.2 ms before and 10 ms after"),
+    "wide before": (measures(10.0, 9.0, 10.0), measures(10.0), "before it, read took 9 to 10 ms"),
+    "wide after": (measures(10.0), measures(10.0, 10.0, 11.5), "after it, read took 10 to 11.5 ms"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Results: the benchmark's own from before, one of another, and nothing else."""
+    (tmp_path / "part99_x.json").write_text(json.dumps({"figures": "old"}))
+    (tmp_path / "part98_x.json").write_text(json.dumps({"figures": "another"}))
+    return tmp_path
+
+
+def sat(folder: Path, before: Measures, after: Measures, status: int = 0) -> str | None:
+    """A benchmark that writes over its record, and a second one."""
+
+    def run(benchmark: str) -> int:
+        assert benchmark == "part99_x --rounds 5"
+        for name in ("part99_x", "part99_x_more"):
+            (folder / f"{name}.json").write_text(json.dumps({"figures": "new"}))
+        return status
+
+    seen = iter((before, after))
+    return sit("part99_x --rounds 5", run, lambda: next(seen), folder)
+
+
+def results(folder: Path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def test_what_a_still_machine_gave_is_kept_with_both_yardsticks(folder):
+    before, after = STILL
+    assert sat(folder, before, after) is None
+    new = {"figures": "new", "yardstick": {"before": before, "after": after}}
+    assert results(folder) == {"part99_x": new, "part99_x_more": new, "part98_x": {"figures": "another"}}
+
+
+@pytest.mark.parametrize("case", RESTLESS)
+def test_what_a_restless_machine_gave_is_put_back(folder, case):
+    before, after, why = RESTLESS[case]
+    assert sat(folder, before, after) == why
+    assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
+
+
+def test_a_benchmark_that_failed_leaves_no_record(folder):
+    assert sat(folder, *STILL, status=3) == "it ended with status 3"
+    assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
+
+
+def test_a_yardstick_has_each_measure_in_the_order_of_its_quartiles():
+    assert measure([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median_ms": 3.0, "first_ms": 1.5, "third_ms": 4.5}
+    seen = yardstick(rounds=3)
+    assert set(seen) == {"read of 64 MB", "product", "argmax"}
+    for times in seen.values():
+        assert 0 < times["first_ms"] <= times["median_ms"] <= times["third_ms"]
+    same = {name: dict.fromkeys(times, times["median_ms"]) for name, times in seen.items()}
+    assert restless(same, same) is None
