@@ -21,6 +21,7 @@ from engine.core.engine_thread import EngineThread
 from engine.core.mailbox import EngineError
 from engine.server.app import Extension
 from engine.server.backend import Backend
+from engine.server.complete import refuse_if_down
 from engine.server.errors import RequestError, as_request_error
 from engine.server.limits import MAX_WATCHERS
 from engine.server.sse import EventStream, event
@@ -104,12 +105,6 @@ def encode(snapshot: Snapshot) -> tuple[str, float]:
     start = time.thread_time()
     frame = event(snapshot.read())
     return frame, time.thread_time() - start
-
-
-def refuse_if_down(backend: Backend) -> None:
-    """Raise RequestError 503 unless requests can be served. Admission control (Part 15) raises its own."""
-    if not backend.health():
-        raise RequestError(503, "the engine has ended", code="engine_down")
 
 
 def live_routes(view: LiveView, engine: EngineThread) -> Extension:
