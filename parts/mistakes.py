@@ -26,8 +26,8 @@ from parts.warm import Failure, Warm
 
 PER_EXERCISE = 4  # at least
 LINES = 20  # of a failure, at most
-SECONDS = 120  # for a wrong solution that does not end
-SECONDS_UNWRITTEN = 600  # for several files of other exercises, on a busy machine
+SECONDS = 600  # for a wrong solution that does not end
+SECONDS_UNWRITTEN = 1800  # for several files of other exercises, on a busy machine
 UP_TO_THE_FIRST = ("-x", "-q", "--tb=short")  # options of pytest
 
 
@@ -117,7 +117,7 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     except SeriesError as error:
         return Verdict(mistake, "", "", str(error))
     # 1. The first test of the exercise's own that rejects it.
-    with _written(tree, exercise.path, wrong):
+    with written(tree, exercise.path, wrong):
         run = warm.pytest(tree, [*exercise.tests, *UP_TO_THE_FIRST], SECONDS)
     if run.problem:
         return Verdict(mistake, "", "", run.problem)
@@ -128,7 +128,7 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     others = takewhile(lambda file: file != failure.path, part.test_files)
     earlier = tuple(file for file in others if file not in exercise.tests)
     if earlier and (calling := _calling(warm, tree, part, exercise, earlier)):
-        with _written(tree, exercise.path, wrong):
+        with written(tree, exercise.path, wrong):
             run = warm.pytest(tree, [*calling, *UP_TO_THE_FIRST], SECONDS)
         if run.problem:
             return Verdict(mistake, "", "", run.problem)
@@ -146,14 +146,14 @@ def _calling(
     """
     source = (tree / exercise.path).read_text(encoding="utf-8")
     unwritten = stub(source, {exercise.name: part.announcement(exercise)}, exercise.path)
-    with _written(tree, exercise.path, unwritten):
+    with written(tree, exercise.path, unwritten):
         run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN)
     failed = {failure.path for failure in run.failures}
     return files if run.problem else tuple(file for file in files if file in failed)
 
 
 @contextmanager
-def _written(tree: Path, file: str, source: str) -> Iterator[None]:
+def written(tree: Path, file: str, source: str) -> Iterator[None]:
     """`source` in the place of the solution in `file` of `tree`, which comes back in the end."""
     path, solution = tree / file, Path(f"{tree}.solution")
     path.replace(solution)

@@ -18,7 +18,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 PROMPT = [5, 6]
 SECONDS = 20.0  # after which what we wait for will never come
-PATIENCE = 3.0  # seconds that a step stands still for the event loop, which needs none
+PATIENCE = 10.0  # seconds that a step stands still for the event loop, which needs none
 
 
 class Script:

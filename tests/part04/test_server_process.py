@@ -82,7 +82,7 @@ def serving(monkeypatch, backend=None, **settings):
     for name, value in settings.items():
         monkeypatch.setattr(connections_module, name, value)
     backend = backend or ScriptedBackend()
-    with serve(create_app(backend, extensions=[flood])) as url, http(url) as client:
+    with serve(create_app(backend, extensions=[flood]), patience=1) as url, http(url) as client:
         yield url, client
     assert backend.open == 0, "an answer that was cut off still holds what it was made from"
 

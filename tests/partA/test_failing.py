@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 LONG = {"model": "storyteller", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 pytestmark = pytest.mark.usefixtures("orders_are_read")
-DEADLINE = 60  # seconds for what comes at once on a machine that is not busy
+DEADLINE = 240  # seconds after which what we wait for will never come: not a promise about speed
 TWO = {"device": "cpu", "tensor_parallel_size": 2, "max_model_len": 256}
 
 
@@ -146,15 +146,15 @@ def test_another_rank_without_memory_in_a_step_ends_all(change_rank, capfd, monk
 
 
 def test_ranks_without_work_stay(change_rank, monkeypatch):
-    """An order comes through a pipe, which waits for ever; only what waits in a sum has a limit. It is 4 s
-    here, and nothing is asked for 6.
+    """An order comes through a pipe, which waits for ever; only what waits in a sum has a limit. It is 8 s
+    here, and nothing is asked for 9.
     """
-    change_rank("from engine.parallel import group\ngroup.SUM_SECONDS = 4\n")
-    monkeypatch.setattr(group, "SUM_SECONDS", 4)
+    change_rank("from engine.parallel import group\ngroup.SUM_SECONDS = 8\n")
+    monkeypatch.setattr(group, "SUM_SECONDS", 8)
     llm = LLM("storyteller", **TWO)
     params = SamplingParams(temperature=0, max_tokens=5)
     first = llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids
-    time.sleep(6)
+    time.sleep(9)
     assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == first
     llm.shutdown()
 
@@ -167,7 +167,7 @@ def test_health_says_it_with_the_news():
     def status() -> tuple[int, str]:
         async def ask():
             async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://here"
+                transport=httpx.ASGITransport(app), base_url="http://here", timeout=DEADLINE
             ) as client:
                 return await client.get("/health")
 
@@ -197,7 +197,7 @@ def test_served_and_killed_in_a_step(tmp_path):
             whole.append(httpx.post(url + "/v1/completions", json=eight, timeout=DEADLINE))
 
         def is_running_there() -> bool:
-            text = httpx.get(url + "/metrics").text
+            text = httpx.get(url + "/metrics", timeout=DEADLINE).text
             return re.search(r"vllm:num_requests_running\{.*\} [1-9]", text) is not None
 
         reader = threading.Thread(target=read_whole)
@@ -222,19 +222,20 @@ def test_served_and_killed_in_a_step(tmp_path):
 def test_served_and_killed_while_idle(tmp_path):
     """/health says so, or nobody answers any more; then the exit code is 1."""
     with server(tmp_path) as (process, url, _):
-        assert httpx.get(url + "/health").status_code == 200
-        assert httpx.post(url + "/v1/completions", json=LONG | {"max_tokens": 5}).status_code == 200
+        assert httpx.get(url + "/health", timeout=DEADLINE).status_code == 200
+        few = LONG | {"max_tokens": 5}
+        assert httpx.post(url + "/v1/completions", json=few, timeout=DEADLINE).status_code == 200
         (worker,) = workers_of(process.pid)
-        metrics = httpx.get(url + "/metrics").text
+        metrics = httpx.get(url + "/metrics", timeout=DEADLINE).text
         assert re.search(r'ruvon:rank_up\{.*rank="1"\} 1.0', metrics)
-        (panel,) = httpx.get(url + "/dashboard/data").json()["panels"]
+        (panel,) = httpx.get(url + "/dashboard/data", timeout=DEADLINE).json()["panels"]
         assert [panel["value"], len(panel["rows"])] == ["2", 2]
         assert f"rank 1, process {worker}" in panel["rows"][1][0]
         killed = time.monotonic()
         os.kill(worker, signal.SIGKILL)
         while time.monotonic() < killed + DEADLINE:
             try:
-                if httpx.get(url + "/health").status_code == 503:
+                if httpx.get(url + "/health", timeout=DEADLINE).status_code == 503:
                     break
             except httpx.TransportError:
                 break
@@ -272,11 +273,11 @@ def test_a_signal_to_the_group_ends_all_in_good_order(tmp_path, number):
 
 
 def test_a_rank_that_stops_answering_is_lost_after_the_limit_of_a_sum():
-    """SIGSTOP: the process is there, and does nothing. The limit, 60 s, is 3 here."""
+    """SIGSTOP: the process is there, and does nothing. The limit, 60 s, is 8 here."""
     code = """
 import os, signal, sys, time
 from engine.parallel import group
-group.SUM_SECONDS = 3
+group.SUM_SECONDS = 8
 from engine import LLM, SamplingParams
 from tests.partA.test_failing import workers_of
 if __name__ == "__main__":
@@ -287,10 +288,15 @@ if __name__ == "__main__":
     try:
         llm.generate("Once", SamplingParams(max_tokens=5), use_tqdm=False)
     except BaseException as error:
-        print(type(error).__name__, 2 < time.monotonic() - start < 30, error)
+        print(type(error).__name__, 7 < time.monotonic() - start < 60, error)
     os.kill(worker, signal.SIGCONT)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
     assert done.stdout.startswith("RankLost True rank 0 cannot go on"), (done.stdout, done.stderr[-2000:])

@@ -42,7 +42,6 @@ while len(header := sys.stdin.buffer.read(16)) == 16:
         os._exit(3)
 os._exit(0)
 """
-SLOW = 5  # seconds in which nothing here may wait for a limit
 
 
 @pytest.fixture
@@ -51,6 +50,7 @@ def start(tmp_path, monkeypatch):
     (tmp_path / "stands_in_for_a_rank.py").write_text(STANDS_IN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(launch, "WORKER", "stands_in_for_a_rank")
+    monkeypatch.setattr(launch, "STOP_SECONDS", 2 * DEADLINE)  # nothing here may wait for this limit
     started = []
 
     def start(size=3, options=lambda rank: {}):
@@ -78,7 +78,7 @@ def test_nothing_is_left_after_a_stop(start):
     begin = time.monotonic()
     workers.stop()
     workers.stop()
-    assert time.monotonic() - begin < SLOW, "the processes were not told to stop"
+    assert time.monotonic() - begin < DEADLINE, "the processes were not told to stop"
     assert [worker.process.returncode for worker in workers.workers] == [0, 0], "they ended by themselves"
     assert at_end == [True], "once"
     assert not folder.exists()
@@ -115,7 +115,7 @@ def test_a_rank_that_ends_is_told_once_and_then_always(start):
     os.kill(first.process.pid, signal.SIGSTOP)  # as a rank that waits for a sum
     begin = time.monotonic()
     workers.stop()
-    assert time.monotonic() - begin < SLOW, "it was not killed"
+    assert time.monotonic() - begin < DEADLINE, "it was not killed"
     assert not is_running(first.process.pid)
     assert len(told) == 1, "the others' end is no further loss"
     assert open_files() == before
@@ -142,7 +142,7 @@ def test_nobody_looks_again_and_again_whether_a_rank_is_there(start):
 
 
 def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, monkeypatch):
-    monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 2 * DEADLINE)
     begin = time.monotonic()
     workers = start(2)
     workers.wait_until_ready()
@@ -152,15 +152,15 @@ def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, mon
         workers.raising_rank_lost(),
     ):
         raise RuntimeError("connection reset by peer")
-    assert time.monotonic() - begin < 30, "the news ends the wait"
+    assert time.monotonic() - begin < DEADLINE, "the news ends the wait"
 
 
 def test_who_waits_for_the_cause_hears_of_it_before_the_callbacks_have_returned(start, monkeypatch):
     """The engine's callback waits until the thread that steps has ended."""
-    monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 2 * DEADLINE)
     workers, has_failed, told = start(2), threading.Event(), []
     workers.wait_until_ready()
-    workers.on_lost(lambda error: told.append(has_failed.wait(30)))
+    workers.on_lost(lambda error: told.append(has_failed.wait(DEADLINE)))
     workers.send_order(STEP, b"1234")  # rank 1 ends
     with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended"), workers.raising_rank_lost():
         raise RuntimeError("connection reset by peer")
@@ -231,7 +231,7 @@ def test_a_fork_leaves_the_ranks_to_the_process_that_made_them(start):
     workers = start()
     workers.wait_until_ready()
     if not (child := os.fork()):
-        signal.alarm(20)
+        signal.alarm(DEADLINE)
         try:
             workers.send_order(STEP, b"1234")
         except RankLost as error:
@@ -268,7 +268,7 @@ print(*(worker.process.pid for worker in workers.workers), flush=True)
         ["sh", "-c", f'exec "$0" "$1" {closed}', sys.executable, script],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=DEADLINE,
         check=False,
     )
     pids = [int(pid) for pid in done.stdout.split()]

@@ -24,10 +24,10 @@ DATA |= {key: value for key, value in os.environ.items() if key in ("RUVON_DATA"
 each_part = pytest.mark.parametrize("part", LONGEST_FIRST, ids=lambda part: part.name)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7500)
 @each_part
 def test_the_start_tree_waits_for_its_exercises_alone_and_the_solved_tree_passes(warm, trees, part):
-    begun = warm.pytest(trees(part, solved=False), [part.tests, "-q"], seconds=900)
+    begun = warm.pytest(trees(part, solved=False), [part.tests, "-q"], seconds=3600)
     own = (str(trees(part, solved=False) / "engine/__init__.py"), None)
     assert not begun.problem, begun.output
     assert begun.engine in own, "another engine won over the tree's"
@@ -43,7 +43,7 @@ def test_the_start_tree_waits_for_its_exercises_alone_and_the_solved_tree_passes
     # The trees differ in the exercises' bodies. A test that passed without meeting one is not run again.
     met = [test for test, said in begun.passed.items() if "NotImplementedError" in said]
     rest = dict.fromkeys([*(failure.test for failure in begun.failures), *begun.skipped, *met])
-    run = warm.pytest(trees(part, solved=True), [*rest, "-q"], seconds=900, env=DATA)
+    run = warm.pytest(trees(part, solved=True), [*rest, "-q"], seconds=3600, env=DATA)
     assert not run.problem, run.output
     assert run.failures == (), run.output
     assert run.engine == str(trees(part, solved=True) / "engine/__init__.py")

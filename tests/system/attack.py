@@ -158,7 +158,7 @@ class Neighbour:
         times = self.times[first:]
         return max(later - earlier for earlier, later in pairwise(times))
 
-    def pauses_for(self, attack: Callable[[], object], tries: int = 6) -> str:
+    def pauses_for(self, attack: Callable[[], object], tries: int = 10) -> str:
         """Why the stream pauses too long while `attack` runs, or "". The best try may take 0.25 s, or twice
         what an honest prompt takes on this machine: the two take turns, so that a busy moment is one of both.
         One that is good enough ends it, as no later one could make it worse.

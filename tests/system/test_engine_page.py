@@ -164,7 +164,8 @@ def test_paused_it_asks_for_nothing_and_goes_on_when_it_is_wanted(watch, busy):
     asked_for = []
     one.on("request", lambda request: asked_for.append(request.url))
     before = one.locator("#step-words").inner_text()
-    with httpx.Client(base_url=busy, trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as client:
+    key = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=busy, trust_env=False, headers=key, timeout=DEADLINE) as client:
         wait_until(lambda: _all_may_watch(client))
     assert one.locator("#step-words").inner_text() == before
     assert asked_for == []

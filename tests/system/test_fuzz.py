@@ -205,7 +205,10 @@ def complaint(answer: httpx.Response) -> str:
 def test_odd_bodies_are_answered_or_refused_in_one_shape_and_leave_nothing_behind(tmp_path):
     log, random, statuses, wrong = tmp_path / "server.log", Random(22), Counter(), []
     flags = ("--max-model-len", "64", "--enable-lora", "--lora-dir", "adapters")
-    with served(log, "--model", "storyteller", *flags) as (url, _), httpx.Client(base_url=url) as client:
+    with (
+        served(log, "--model", "storyteller", *flags) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         for _ in range(DRAWN):
             path = random.choice((*ROUTES, "/v1/completions", "/v1/chat/completions"))
             body = drawn(random, path)

@@ -1,6 +1,7 @@
 """POST /v1/responses, judged by OpenAI's own client and its types."""
 
 import json
+import socket
 
 import openai
 import pytest
@@ -16,7 +17,7 @@ from engine.server.app import create_app
 from engine.server.capacity import Capacity, QueueLimits
 from engine.server.chat import Chat
 from engine.server.responses_route import responses_route
-from tests.part04.serving import ScriptedBackend, client_of, http, openai_client, serve, wait_until
+from tests.part04.serving import DEADLINE, ScriptedBackend, client_of, http, openai_client, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER, at_rest, told_alone
 from tests.part10.conftest import (  # noqa: F401
     fake_engine,
@@ -266,14 +267,17 @@ def test_an_engine_that_fails_says_so_in_the_stream_and_in_a_whole_answer():
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_leaves_ends_the_work(stream):
     backend = ScriptedBackend(["one"], endless=True)
-    with serve(create_app(backend, [route()])) as url, http(url) as client:
-        if stream:
-            with client.stream("POST", "/v1/responses", json=SCRIPTED | {"stream": True}) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(Exception, match="timed out"):
-                client.post("/v1/responses", json=SCRIPTED, timeout=0.3)
-        wait_until(lambda: len(backend.asked) == 1 and backend.open == 0)
+    body = json.dumps(SCRIPTED | {"stream": stream}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with serve(create_app(backend, [route()])) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
+            connection.sendall(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            wait_until(lambda: backend.open == 1)
+            if stream:
+                connection.recv(100)  # the answer has begun
+        wait_until(lambda: backend.open == 0)
+    assert len(backend.asked) == 1
 
 
 def test_the_cost_stands_in_the_usage(scoring_engine, passed):  # noqa: F811

@@ -110,7 +110,8 @@ def test_the_caches_size_stands_in_labels(client):
         (None, {"block_size": "50", "enable_prefix_caching": "False", "num_gpu_blocks": "3"}),
     ):
         if metrics is None:
-            with serve(service.app([], None, False, None)) as url, httpx.Client(base_url=url) as other:
+            app = service.app([], None, False, None)
+            with serve(app) as url, httpx.Client(base_url=url, timeout=60) as other:
                 metrics = samples(other)
         ((_, labels),) = [key for key in metrics if key[0] == "vllm:cache_config_info"]
         found = dict(labels)
