@@ -16,7 +16,8 @@ if not torch.cuda.is_available():
 
 from benchmarks.record import record
 from engine.attention.paged import Pages
-from engine.kernels.paged_attention import MIN_DOT_ROWS, TILE, _attend
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
+from engine.kernels.paged_attention import TILE, _attend
 
 LENS, HEADS, SPLITS = (300, 150, 40), 1, 4
 NUM_BLOCKS, P, DH = 40, 16, 16
@@ -39,7 +40,7 @@ def parts_of(pages: Pages, values: torch.Tensor, splits: int) -> torch.Tensor:
     tables, lens = pages.on(torch.device(DEVICE))
     _attend[(HEADS, S, splits)](
         q, keys, values, tables, lens, parts, parts, stats[0], stats[1], tables.stride(0), 1.0,
-        HKV=HEADS, P=P, TOKENS=TILE, PADDED=MIN_DOT_ROWS, HQ=HEADS, DH=DH, DH_PADDED=16, SPLITS=splits,
+        HKV=HEADS, P=P, TOKENS=TILE, PADDED=MIN_DOT_SIZE, HQ=HEADS, DH=DH, DH_PADDED=16, SPLITS=splits,
     )  # fmt: skip
     return parts.sum(-1)
 

@@ -32,7 +32,7 @@ from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
-from engine.server.extensions import module_of
+from engine.server.extensions import optional_module
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
@@ -55,7 +55,7 @@ from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
 from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import EXTENSIONS, is_here, wiring_of
+from engine.wiring.extensions import wiring_of
 from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
@@ -128,10 +128,9 @@ class Service:
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
-        if is_here("B"):
-            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(
-                self.engine_thread, **_tool_flags(self.flags)
-            )
+        tool_flags = optional_module("tool_flags")  # Extension B
+        if tool_flags is not None:
+            chats.extension = tool_flags.chat_extension(self.engine_thread, **_chat_flags(self.flags))
         if costs:
             costs.begin(engine, metrics)
         for api in (completions, chats):
@@ -203,11 +202,12 @@ def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
         if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
             message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
             raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-    if is_here("B"):
-        module_of(EXTENSIONS["B"]).check_flags(**_tool_flags(flags))
+    tool_flags = optional_module("tool_flags")  # Extension B
+    if tool_flags is not None:
+        tool_flags.check_flags(**_chat_flags(flags))
 
 
-def _tool_flags(flags: ServeFlags) -> dict[str, Any]:
+def _chat_flags(flags: ServeFlags) -> dict[str, Any]:
     """The flags for tools and thoughts, which Extension B takes."""
     names = "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"
     return {name: getattr(flags, name) for name in names}

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
+from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, merge_parts
 
@@ -74,7 +75,7 @@ class AppendAttend:
         if splits == 1:
             tile = WHOLE_TILE if pdl else WHOLE_TILE_WITHOUT_PDL
             _attend_whole[(self.heads, S)](
-                *tensors, *scalars, **shape, **tile, ROWS=MIN_DOT_ROWS, PDL=pdl, launch_pdl=pdl
+                *tensors, *scalars, **shape, **tile, ROWS=MIN_DOT_SIZE, PDL=pdl, launch_pdl=pdl
             )
         else:
             tile = SPLIT_TILE if self.head_dim <= 64 else SPLIT_TILE_WIDE_HEAD

@@ -15,11 +15,10 @@ from torch import Tensor
 from engine.attention.extras import AttentionExtras
 from engine.attention.paged import Pages
 from engine.attention.varlen import max_length
-from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
+from engine.kernels.flash_prefill import MAX_HEAD_DIM, MIN_DOT_SIZE, TILES
 from engine.kernels.running_softmax import add_tile
 from engine.machine.device import on_device
 
-MIN_DOT_ROWS = 16  # the fewest rows of a matrix product on tensor cores
 # Below any score, in place of -inf: a row that sees no key of a tile would compute -inf - -inf, which is NaN.
 LOWEST = tl.constexpr(-1e30)
 
@@ -57,7 +56,7 @@ def extras_attention(
     q = q if q.stride(2) == 1 else q.contiguous()
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     group, tile = Hq // Hkv, TILES[q.element_size()]
-    rows = max(MIN_DOT_ROWS, min(tile, triton.next_power_of_2(max_queries * group)))
+    rows = max(MIN_DOT_SIZE, min(tile, triton.next_power_of_2(max_queries * group)))
     sinks = extras.sinks
     _attend[(triton.cdiv(max_queries * group, rows), Hkv, len(lens))](
         q, keys, values, q if sinks is None else sinks, out, query_start, tables, lens, tables.stride(0),
@@ -65,7 +64,8 @@ def extras_attention(
         Dh**-0.5 if extras.scale is None else extras.scale, extras.softcap or 1.0, extras.window or 0,
         HAS_SOFTCAP=extras.softcap is not None, HAS_WINDOW=extras.window is not None,
         HAS_SINKS=sinks is not None, GROUP=group, HKV=Hkv, DH=Dh,
-        DH_PADDED=max(16, triton.next_power_of_2(Dh)), P=P, ROWS=rows, COLS=tile, num_warps=4, num_stages=2,
+        DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), P=P, ROWS=rows, COLS=tile,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -108,9 +108,10 @@ def _attend(
         total = tl.zeros([ROWS], tl.float32)
     # 3. Tiles of COLS keys, from the first key that the first query sees to the position of the last query.
     #    Pages before the first key may belong to another sequence by now, and hold NaN.
-    first_key = past * 0  # 0 with the type that the next lines need
     if HAS_WINDOW:
         first_key = tl.maximum(past + first_row // GROUP - window + 1, 0)
+    else:
+        first_key = 0
     end = past + tl.minimum((first_row + ROWS - 1) // GROUP + 1, Tq)
     for key_start in range(first_key // COLS * COLS, end, COLS):
         key = key_start + col  # [COLS]

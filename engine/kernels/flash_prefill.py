@@ -16,6 +16,7 @@ from engine.attention.interface import Spans
 from engine.attention.varlen import max_length
 
 MAX_HEAD_DIM = 128
+MIN_DOT_SIZE = 16  # the fewest rows, columns and terms of a matrix product on tensor cores
 TILES = {2: 64, 4: 32}  # bytes of a number -> the number of queries and of keys in a tile
 
 
@@ -34,7 +35,7 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     grid = triton.cdiv(max_length(spans.query_start), tile), Hq, len(spans.query_start) - 1
     _kernel[grid](
         q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,
-        GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
+        GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.attention.interface import Spans
 from engine.attention.varlen import max_length
-from engine.kernels.flash_prefill import MAX_HEAD_DIM, flash_prefill
+from engine.kernels.flash_prefill import MAX_HEAD_DIM, MIN_DOT_SIZE, flash_prefill
 
 TILE = 64  # the number of queries and of keys in a tile
 LOG2_E = 1.4426950408889634  # exp(x) = 2 ** (x · log2 e)
@@ -47,7 +47,7 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     if Dh > MAX_HEAD_DIM or not all(map(describable, (q, k, v))):
         return flash_prefill(q, k, v, spans)
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
-    padded = max(16, triton.next_power_of_2(Dh))
+    padded = max(MIN_DOT_SIZE, triton.next_power_of_2(Dh))
     grid = Hq, triton.cdiv(max_length(spans.query_start), TILE), len(spans.query_start) - 1
     _kernel[grid](
         *(_descriptor(x, padded) for x in (q, k, v)), out, *spans.on(q.device),

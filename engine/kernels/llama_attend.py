@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.paged_attention import MIN_DOT_ROWS
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.running_softmax import add_tile
 from engine.kernels.tiles import num_multiprocessors
 from engine.models.llama import Attention, Block, LlamaConfig
@@ -53,7 +53,7 @@ def attend_rows(
     _attend_rows[(Hkv, S)](
         qkv, cos, sin, *gains, keys, values, slots, tables, lens, out, tables.stride(0), config.norm_eps,
         Dh**-0.5, HQ=Hq, HKV=Hkv, HALF=Dh // 2, P=keys.shape[1], NORM=config.qk_norm,
-        ROWS=max(MIN_DOT_ROWS, triton.next_power_of_2(Hq // Hkv)), **TILE,
+        ROWS=max(MIN_DOT_SIZE, triton.next_power_of_2(Hq // Hkv)), **TILE,
     )  # fmt: skip
     return out
 

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of
 from engine.kernels.llama_attend_row import attend_row
-from engine.kernels.paged_attention import MIN_DOT_ROWS
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import load_rows
 from engine.kernels.tiles import Tile, num_multiprocessors
@@ -138,7 +138,7 @@ class LlamaRow:
             self.qkv, self.cos_sin, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
             self.parts, *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
             HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
-            ROWS=max(MIN_DOT_ROWS, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
+            ROWS=max(MIN_DOT_SIZE, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
             NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND_TILE,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from engine.kernels.append_attend import AppendAttend, AttendRows
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.plain_layers import blocks_of
 from engine.models.gpt2 import Model as GPT2
@@ -100,7 +101,7 @@ class ManyRows:
             product, splits = self.parts, SPLITS
             _split_linear[(D // tile["COLS"], SPLITS)](
                 a, linear.weight, product, S, N=D, K=linear.in_features,
-                ROWS=max(16, triton.next_power_of_2(S)), **tile, INNER=INNER, SPLITS=SPLITS,
+                ROWS=max(MIN_DOT_SIZE, triton.next_power_of_2(S)), **tile, INNER=INNER, SPLITS=SPLITS,
                 PDL=shape["PDL"], num_stages=4, launch_pdl=shape["PDL"],
             )  # fmt: skip
         else:

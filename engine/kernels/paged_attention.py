@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.paged import Pages
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
 
 TILE = 64  # tokens that a program reads at a time
-MIN_DOT_ROWS = 16  # the fewest rows of a matrix product on tensor cores; fewer query heads are padded
 MAX_SPLITS = 64  # the most programs among which a sequence is split, for each key head
 MAX_HEAD_DIM = 256
 
@@ -68,12 +68,12 @@ def paged_attention(
     """
     (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
     q, out = q.contiguous(), torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)
-    shape = {"HQ": Hq, "DH": Dh, "DH_PADDED": max(16, triton.next_power_of_2(Dh)), "SPLITS": splits}
+    shape = {"HQ": Hq, "DH": Dh, "DH_PADDED": max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), "SPLITS": splits}
     parts = out if splits == 1 else q.new_empty(S, Hq, splits, Dh, dtype=torch.float32)
     stats = q.new_empty(2, S, Hq, splits, dtype=torch.float32)  # maximum and total of each part
     _attend[(Hkv, S, splits)](
         q, keys, values, tables, lens, out, parts, stats[0], stats[1], tables.stride(0), Dh**-0.5,
-        HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(Hq // Hkv)), **shape,
+        HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Hq // Hkv)), **shape,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:

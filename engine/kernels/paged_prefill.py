@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.attention.paged import Pages
 from engine.attention.varlen import max_length
-from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
+from engine.kernels.flash_prefill import MAX_HEAD_DIM, MIN_DOT_SIZE, TILES
 from engine.kernels.running_softmax import add_tile
 from engine.machine.device import on_device
 
@@ -40,7 +40,7 @@ class PagedPrefill:
         _paged_prefill[(triton.cdiv(self.max_queries, tile), Hq, len(self.lens))](
             q, keys, values, out, self.query_start, self.tables, self.lens, self.tables.stride(0),
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), Dh**-0.5,
-            GROUP=Hq // Hkv, HKV=Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), P=P,
+            GROUP=Hq // Hkv, HKV=Hkv, DH=Dh, DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), P=P,
             ROWS=tile, COLS=tile, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out

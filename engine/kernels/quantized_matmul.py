@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
+
 
 def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N] in the dtype of x.
@@ -26,7 +28,7 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
             x, codes, scale, bias, out, N=N, K=K, ROWS=rows, INNER=inner, num_warps=warps
         )
     elif T:
-        ROWS, COLS = max(16, triton.next_power_of_2(T)), 32
+        ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
         _int8_tile[(triton.cdiv(N, COLS),)](
             x, codes, scale, bias, out, T, N=N, K=K, ROWS=ROWS, COLS=COLS, INNER=128, num_warps=4
         )
@@ -50,7 +52,7 @@ def int4_linear(
             x, packed, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=warps
         )
     elif T:
-        ROWS, COLS = max(16, triton.next_power_of_2(T)), 32
+        ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
         _int4_tile[(triton.cdiv(N, COLS),)](
             x, packed, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
         )

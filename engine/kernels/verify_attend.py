@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.append_attend import load_old_tokens
-from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
+from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile
 
@@ -78,7 +79,7 @@ def _new_token_lanes(rows: int) -> int:
     """The number of a sequence's new tokens that a program has room for, in a pass of `rows` rows: a power
     of two.
     """
-    return MOST_NEW if rows > MIN_DOT_ROWS else MIN_DOT_ROWS
+    return MOST_NEW if rows > MIN_DOT_SIZE else MIN_DOT_SIZE
 
 
 @triton.jit
@@ -93,6 +94,52 @@ def _load_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.const
 
 
 @triton.jit
+def _is_continued(slots, tables, lens, row, S, width, P: tl.constexpr):
+    """Whether row `row + 1` belongs to the same sequence: whether its block table puts the token before its
+    own token into this row's slot. slots[S], tables[S, width], lens[S].
+    """
+    next_row = row + 1
+    # The next row's token has the position `length - 1` of the next row; the token before has `length - 2`.
+    before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
+    block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
+    slot_before_next = block * P + before_next % P
+    return (before_next >= 0) & (tl.load(slots + row) == slot_before_next)
+
+
+@triton.jit
+def _rows_of_sequence(slots, table, row, length, NEW: tl.constexpr, P: tl.constexpr):
+    """The NEW rows that end with `row`, the last row of a sequence, counted backwards -> (rows[NEW],
+    their slots[NEW], in_sequence[NEW]: whether the row belongs to the sequence; rows[0] does).
+
+    `table` is the sequence's block table, and `length` counts all of its tokens. If a row belongs to the
+    sequence, its token is as many positions before this row's token as the row is before this row. So its
+    slot is that position's place in the block table.
+    """
+    rows_back = tl.arange(0, NEW)
+    rows, position = row - rows_back, length - 1 - rows_back
+    exists = (rows >= 0) & (position >= 0)
+    block = tl.load(table + position // P, mask=exists, other=0)
+    row_slots = tl.load(slots + rows, mask=exists, other=-1)
+    return rows, row_slots, exists & (row_slots == block * P + position % P)
+
+
+@triton.jit
+def _attend_new(queries, key, value, in_sequence, scale, NEW: tl.constexpr):
+    """Begin a running softmax with the new tokens of a sequence, for queries, key and value[NEW, DH], whose
+    rows are counted backwards -> maximum[NEW], total[NEW], weighted[NEW, DH], as in `add_tile`.
+    """
+    # A row sees its own token and those of earlier rows: the columns from its own number on. A row that is
+    # not in the sequence sees only itself, so that its total is not 0.
+    row, column = tl.arange(0, NEW)[:, None], tl.arange(0, NEW)[None, :]
+    visible = (in_sequence[None, :] & (column >= row)) | (column == row)  # [NEW, NEW]
+    scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+    scores = tl.where(visible, scores, -float("inf"))
+    maximum = tl.max(scores, 1)
+    weights = tl.exp(scores - maximum[:, None])
+    return maximum, tl.sum(weights, 1), tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+
+
+@triton.jit
 def _verify(
     qkv, bias, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived, S, width, scale,
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr,
@@ -101,33 +148,21 @@ def _verify(
     """Program (head, row, part): if the row is the last row of its sequence, attend with the queries of all
     rows of the sequence to a part of the old tokens. Part 0 also has the new tokens.
 
-    Memory that is read before `wait` does not change during a pass. In names, `above` is this row and
-    those before it, and NEW the number of rows that the program has room for.
+    Memory that is read before `wait` does not change during a pass. NEW is the number of rows that the
+    program has room for. They are counted backwards, from this row.
     """
-    # 1. Only the last row of a sequence goes on. This row is not the last row if the next row has the same
-    #    sequence: if the next row's block table puts the token before its own token into this row's slot.
+    # 1. Only the last row of a sequence goes on.
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
-    next_row = row + 1
-    # The next row's token has the position `length - 1` of the next row; the token before has `length - 2`.
-    before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
-    block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
-    slot_before_next = block * P + before_next % P
-    is_continued = (before_next >= 0) & (tl.load(slots + row) == slot_before_next)
+    is_continued = _is_continued(slots, tables, lens, row, S, width, P)
     release(PDL)
     if (length == 0) | is_continued:
         return
-    # 2. Find the rows of this sequence. If row `row - rows_back` belongs to it, its token is `rows_back`
-    #    positions before this row's token. So its slot is that position's place in this row's block table.
-    rows_back, dim, offset = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
-    above, position = row - rows_back, length - 1 - rows_back  # [NEW] each
-    valid = (above >= 0) & (position >= 0)  # [NEW]
-    block = tl.load(tables + position // P, mask=valid, other=0)  # [NEW]
-    slot = tl.load(slots + above, mask=valid, other=-1)  # [NEW]
-    valid = valid & (slot == block * P + position % P)
-    # 3. This part's old tokens are first:last. The first tile is loaded while the qkv layer still computes.
-    num_old = length - tl.sum(valid.to(tl.int32), 0)
+    rows, row_slots, in_sequence = _rows_of_sequence(slots, tables, row, length, NEW, P)  # [NEW] each
+    # 2. This part's old tokens are first:last. The first tile is loaded while the qkv layer still computes.
+    dim, offset = tl.arange(0, DH), tl.arange(0, TOKENS)
+    num_old = length - tl.sum(in_sequence.to(tl.int32), 0)
     share = tl.maximum(tokens_per_part(num_old, SPLITS, TOKENS), TOKENS)  # not 0: a divisor below
     first = part * share
     last = tl.minimum(first + share, num_old)
@@ -135,33 +170,22 @@ def _verify(
         return
     k, v = load_old_tokens(keys, values, tables, first + offset, first + offset < last, head, dim, H, DH, P)
     wait(PDL)
-    # 4. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them.
-    #    A row sees its own token and the tokens of earlier rows.
+    # 3. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them.
     D: tl.constexpr = H * DH
     column = head * DH + dim  # [DH]: the head's columns of a row of queries
-    qkv_ptr = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
-    queries = _load_rows(qkv_ptr, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
+    qkv_ptr = qkv + rows.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
+    queries = _load_rows(qkv_ptr, bias, column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     if part == 0:
-        key = _load_rows(qkv_ptr + D, bias, D + column, valid, k.dtype, BIAS)  # [NEW, DH]
-        value = _load_rows(qkv_ptr + 2 * D, bias, 2 * D + column, valid, k.dtype, BIAS)  # [NEW, DH]
-        kv_offset = (slot.to(tl.int64) * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
-        tl.store(keys + kv_offset, key, mask=valid[:, None])
-        tl.store(values + kv_offset, value, mask=valid[:, None])
-        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        # Rows are counted backwards, from the last token to the first. So a row sees the columns from its own
-        # number on. A row that is not valid sees only itself, so that its total is not 0.
-        visible = (valid[None, :] & (rows_back[None, :] >= rows_back[:, None])) | (
-            rows_back[None, :] == rows_back[:, None]
-        )  # [NEW, NEW]
-        scores = tl.where(visible, scores, -float("inf"))
-        maximum = tl.max(scores, 1)
-        weights = tl.exp(scores - maximum[:, None])
-        total = tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-    # 5. The running softmax over the old tokens. The next tile is loaded while the current tile is computed.
+        key = _load_rows(qkv_ptr + D, bias, D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
+        value = _load_rows(qkv_ptr + 2 * D, bias, 2 * D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
+        kv_offset = (row_slots.to(tl.int64) * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
+        tl.store(keys + kv_offset, key, mask=in_sequence[:, None])
+        tl.store(values + kv_offset, value, mask=in_sequence[:, None])
+        maximum, total, weighted = _attend_new(queries, key, value, in_sequence, scale, NEW)
+    # 4. The running softmax over the old tokens. The next tile is loaded while the current tile is computed.
     for start in range(first, last, TOKENS):
         token = start + TOKENS + offset
         next_k, next_v = load_old_tokens(keys, values, tables, token, token < last, head, dim, H, DH, P)
@@ -169,13 +193,13 @@ def _verify(
         scores = tl.where((start + offset < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
-    # 6. With one part the mean is the result. With several parts the program that ends last joins the parts.
-    out_ptr = out + (above * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
+    # 5. With one part the mean is the result. With several parts the program that ends last joins the parts.
+    out_ptr = out + (rows * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
     if SPLITS == 1:
-        tl.store(out_ptr, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+        tl.store(out_ptr, (weighted / total[:, None]).to(out.dtype.element_ty), mask=in_sequence[:, None])
     else:
         index = row * H + head
-        part_row = (index * SPLITS + part) * NEW + rows_back  # [NEW]
+        part_row = (index * SPLITS + part) * NEW + tl.arange(0, NEW)  # [NEW]
         tl.store(parts + part_row[:, None] * DH + dim[None, :], weighted)
         tl.store(maxima + part_row, maximum)
         tl.store(totals + part_row, total)
@@ -183,7 +207,7 @@ def _verify(
         num_parts = tl.maximum(tl.cdiv(num_old, share), 1)
         if tl.atomic_add(arrived + index, 1) == num_parts - 1:
             mean = _join_parts(parts, maxima, totals, index, num_parts, SPLITS, NEW, DH)  # [NEW, DH]
-            tl.store(out_ptr, mean.to(out.dtype.element_ty), mask=valid[:, None])
+            tl.store(out_ptr, mean.to(out.dtype.element_ty), mask=in_sequence[:, None])
             tl.store(arrived + index, 0)  # for the next pass
 
 

@@ -1,12 +1,14 @@
-"""Finds the modules of lettered extensions in this room. Part 20.
+"""Finds modules of lettered extensions in this room. Part 20.
 
-An extension that adds to the server has a module here, named by the extension's slug.
+No file of Part 20 imports an extension's, so who needs such a module asks for it by its name.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 
-def module_of(slug: str) -> ModuleType:
-    """The extension's module in this room. Raises ModuleNotFoundError if the tree does not have it."""
-    return import_module(f"{__package__}.{slug}")
+def optional_module(name: str) -> ModuleType | None:
+    """The module `name` of this room, which belongs to an extension; None if the tree does not have it."""
+    module = f"{__package__}.{name}"
+    return None if find_spec(module) is None else import_module(module)

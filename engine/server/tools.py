@@ -38,15 +38,15 @@ class ChatTools:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        compile: Callable[[StructuredOutputsParams], Awaitable[object]],
+        compile_structure: Callable[[StructuredOutputsParams], Awaitable[object]],
         tool_call_parser: str | None = None,
         enable_auto_tool_choice: bool = False,
         reasoning_parser: str | None = None,
     ) -> None:
-        """`compile` raises ParameterError for a schema that cannot be obeyed, and NoRoomError. The parsers
-        are names of TOOL_PARSERS and REASONING_PARSERS.
+        """`compile_structure` raises ParameterError for a schema that cannot be obeyed, and NoRoomError. The
+        parsers are names of TOOL_PARSERS and REASONING_PARSERS.
         """
-        self.tokenizer, self.compile = tokenizer, compile
+        self.tokenizer, self.compile_structure = tokenizer, compile_structure
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.is_auto_enabled = enable_auto_tool_choice
         # The name of a call's field with the arguments, as the model has learned to write it.
@@ -129,7 +129,7 @@ class ChatTools:
     async def _check_schema(self, tool: Tool, i: int) -> None:
         """Raise RequestError if no output can fit the schema of a call of `tool`, which is `tools[i]`."""
         try:
-            await self.compile(_must_fit(schema_of_call(tool)))
+            await self.compile_structure(_must_fit(schema_of_call(tool)))
         except ParameterError as error:
             why = str(error).removeprefix("structured_outputs.json").lstrip(": ")
             raise RequestError(400, f"tools[{i}].function.parameters: {why}", param="tools") from None

@@ -30,12 +30,12 @@ class Structured:
         self.compiler, self._eos_ids = compiler, tuple(eos_ids)
 
     def work_before(self, params: SamplingParams) -> Work | None:
-        """To compile the request's constraint, if it has one that is not known."""
+        """What compiles the request's constraint; None if it has none, or if that is done."""
         structure = params.structured_outputs
-        return self.compiling(structure) if isinstance(structure, StructuredOutputsParams) else None
+        return self.work_to_compile(structure) if isinstance(structure, StructuredOutputsParams) else None
 
-    def compiling(self, params: StructuredOutputsParams) -> Work | None:
-        """To compile a constraint; None if that is done."""
+    def work_to_compile(self, params: StructuredOutputsParams) -> Work | None:
+        """What compiles a constraint; None if that is done."""
         key = self.compiler.key(params)
         return None if self.compiler.knows(key) else Work(key, partial(self.compiler.compile, params))
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from engine.structured.matcher import Mask, Matcher, Structure, StructureFailed
 
-NO_TOKENS = np.zeros(1, np.int32)  # a mask that allows no token
-
 
 class Constraint:
     """The constraint of one request. Only the thread that steps uses it."""
@@ -26,12 +24,16 @@ class Constraint:
         self._matcher: Matcher | None = None  # made when the first mask is asked for
         self._num_read = 0  # how many tokens of the output were taken so far
         self._num_ends = 0  # how many of the last taken tokens are in `eos_ids`
-        self._error = ""  # why the constraint has failed; "" if it has not
+        # The length of a mask that has a bit for each of `eos_ids`; 0 if there are none.
+        self._eos_words = max(self._eos_ids, default=-1) // 32 + 1
+        self._failure: str | None = None  # why the constraint has failed; None if it has not
 
     @property
     def why_no_token(self) -> str:
         """Why a row may have allowed no token, for an error message."""
-        return self._error or "no token fits structured_outputs that the other parameters allow"
+        if self._failure is not None:
+            return f"structured_outputs: {self._failure}"
+        return "no token fits structured_outputs that the other parameters allow"
 
     def masks(self, drafts: Sequence[int]) -> list[Mask]:
         """The masks of a step's rows: first of the row after the output so far, then of the row after each
@@ -41,27 +43,28 @@ class Constraint:
         A constraint that has failed gives a mask that allows no token, so that only its request ends, with an
         error.
         """
-        masks: list[Mask] = []
-        try:
-            matcher = self._matcher_after_output()
+        if self._failure is None:
+            try:
+                return self._masks_of_rows(drafts)
+            except StructureFailed as error:
+                self._failure = str(error)
+        return [_no_tokens()]
+
+    def _masks_of_rows(self, drafts: Sequence[int]) -> list[Mask]:
+        """As `masks`. Raises StructureFailed if the constraint fails."""
+        matcher = self._matcher_after_output()
+        masks = [self._mask(matcher)]
+        num_taken = 0
+        for draft in drafts:
+            if not self._take(matcher, draft):
+                break
+            num_taken += 1
             masks.append(self._mask(matcher))
-            num_taken = 0
-            for draft in drafts:
-                if not self._take(matcher, draft):
-                    break
-                num_taken += 1
-                masks.append(self._mask(matcher))
-            self._take_back(matcher, num_taken)  # drafts are not part of the output yet
-        except StructureFailed as error:
-            self._error = f"structured_outputs: {error}"
-        return [NO_TOKENS] if self._error else masks
+        self._take_back(matcher, num_taken)  # drafts are not part of the output yet
+        return masks
 
     def _matcher_after_output(self) -> Matcher:
-        """The matcher after all tokens of the output. Raises StructureFailed if a token does not fit, or if
-        the constraint has failed before.
-        """
-        if self._error:
-            raise StructureFailed(self._error.removeprefix("structured_outputs: "))
+        """The matcher after all tokens of the output. Raises StructureFailed if a token does not fit."""
         if self._matcher is None:
             self._matcher = self._structure.start()
         for token_id in self._output_ids[self._num_read :]:
@@ -91,16 +94,20 @@ class Constraint:
 
     def _mask(self, matcher: Matcher) -> Mask:
         """The tokens that may come next, those that end the output included."""
-        allowed = matcher.allowed() if self._num_ends == 0 else NO_TOKENS.copy()
-        num_words = max(self._eos_ids) // 32 + 1  # of a mask that has a bit for each of `eos_ids`
-        if len(allowed) < num_words:
-            allowed = np.concatenate([allowed, np.zeros(num_words - len(allowed), np.int32)])
+        allowed = matcher.allowed() if self._num_ends == 0 else _no_tokens()
+        if len(allowed) < self._eos_words:
+            allowed = np.concatenate([allowed, np.zeros(self._eos_words - len(allowed), np.int32)])
         bits = allowed.view(np.uint32)  # unsigned, since the highest bit is a token's bit and no sign
         may_end = self._may_end(matcher)
         for token_id in self._eos_ids:
             word, bit = token_id // 32, np.uint32(1 << token_id % 32)
             bits[word] = bits[word] | bit if may_end else bits[word] & ~bit
         return allowed
+
+
+def _no_tokens() -> Mask:
+    """A mask that allows no token."""
+    return np.zeros(1, np.int32)
 
 
 def both(mask: Mask, other: Mask | None) -> Mask:

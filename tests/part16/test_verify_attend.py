@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.attention.paged import Pages
-from engine.kernels.paged_attention import MIN_DOT_ROWS
+from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
@@ -37,7 +37,7 @@ WORK = {
     "at a block's end, and over it": [(P - 1, 1), (P, 1), (2 * P - 1, 2), (P - 2, 5)],
     "of all kinds": [(70, 3), (0, 2), (5, 1), (64, 4), (63, 1)],
     "rows of nobody": [(0, 0), (20, 2), (0, 0), (0, 0), (3, 1), (0, 0)],
-    "more rows than a tile": [(30, MIN_DOT_ROWS + 1), (2, 2)],
+    "more rows than a tile": [(30, MIN_DOT_SIZE + 1), (2, 2)],
     "as many as there may be": [(7, MOST_NEW), (140, 1), (0, 2)],
 }
 
@@ -78,7 +78,7 @@ def test_scratch_memory_is_enough_for_every_number_of_rows():
     for rows in range(1, 41):
         splits = attend.splits(rows)
         assert splits & (splits - 1) == 0, "a power of two"
-        tile = MIN_DOT_ROWS if rows <= MIN_DOT_ROWS else MOST_NEW
+        tile = MIN_DOT_SIZE if rows <= MIN_DOT_SIZE else MOST_NEW
         assert rows * 3 * splits * tile <= len(attend.parts)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from engine.decoding.sampling_state import allowed_by
 from engine.structured.choice import Choice
+from engine.structured.constraint import Constraint
 from engine.structured.vocabulary import Vocabulary
 from tests.partB.words import ids, shown, vocabulary
 
@@ -71,3 +72,11 @@ def test_two_tokens_may_have_the_same_bytes():
     assert np.flatnonzero(allowed_by(choice.allowed(b""), 32)).tolist() == [0, 2], (
         "two tokens may have the same bytes: both may come"
     )
+
+
+def test_a_constraint_without_tokens_that_end_an_output_allows_words_alone(choice):
+    output: list[int] = []
+    constraint = Constraint(choice, [], output)
+    assert shown(constraint.masks([])[0]) == {"yes", "ye", "no", "n", "a", "ab"}
+    output += ids("yes")
+    assert shown(constraint.masks([])[0]) == set(), "the output is whole, and nothing can end it"

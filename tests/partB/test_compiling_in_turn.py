@@ -15,7 +15,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
 from engine.server.responses_route import responses_route
-from engine.server.structured_output import chat_extension
+from engine.server.tool_flags import chat_extension
 from engine.structured.capability import Structured
 from engine.wiring.compose import build_engine
 from tests.part04.serving import DEADLINE, http, serve, wait_until
@@ -167,3 +167,9 @@ def test_a_call_that_is_required_waits_for_its_turn_too(url, thread, gate, crowd
     gate.is_open.set()
     assert {got.result().status_code for got in asked} == {200}
     assert gate.most_at_once == 1
+
+
+def test_tools_are_refused_by_words_for_an_engine_without_structured_output(thread, monkeypatch):
+    monkeypatch.setattr(thread.engine, "capabilities", [])
+    with pytest.raises(ValueError, match="tools need an engine with structured output"):
+        chat_extension(thread, None, False, None)

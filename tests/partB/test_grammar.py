@@ -128,6 +128,16 @@ def test_drafts_get_masks_as_far_as_they_fit_and_are_taken_back():
     assert constraint.masks([])[0].tolist() == before
 
 
+def test_a_constraint_that_has_failed_allows_nothing_and_says_why_however_often_it_is_asked():
+    constraint = Constraint(structure(regex="ab?"), EOS, TOKENIZER.encode("b"))
+    for _ in range(2):
+        (mask,) = constraint.masks([])
+        assert allowed_ids(mask) == []
+        mask[:] = -1  # the mask is the caller's, and no other constraint's
+        assert constraint.why_no_token.startswith("structured_outputs: token ")
+        assert constraint.why_no_token.count("structured_outputs") == 1
+
+
 @pytest.mark.parametrize(
     ("constraint", "says"),
     [

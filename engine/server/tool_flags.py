@@ -1,6 +1,7 @@
-"""Adds tools and thoughts to a server's chats, as the flags of vLLM's `serve` ask for them. Extension B.
+"""The flags of vLLM's `serve` for tools and thoughts: their checks, and what they add to chats. Extension B.
 
-No module imports this one: engine/cli/serving.py finds it by its name.
+`ruvon serve` (engine/cli/serving.py) finds this module by `optional_module("tool_flags")`, since no file of
+Parts 1 to 20 imports an extension's.
 """
 
 from engine.core.engine_thread import EngineThread
@@ -33,13 +34,21 @@ def chat_extension(
     enable_auto_tool_choice: bool,
     reasoning_parser: str | None,
 ) -> ChatTools:
-    """The ChatExtension for a server of this thread's engine. The other arguments are the flags'."""
+    """The ChatExtension for a server of this thread's engine. The other arguments are the flags'. Raises
+    ValueError for an engine without structured output: a call that is required could not be kept to its
+    schema.
+    """
     engine = thread.engine
-    (structured,) = (item for item in engine.capabilities if isinstance(item, Structured))
+    structured = next((item for item in engine.capabilities if isinstance(item, Structured)), None)
+    if structured is None:
+        raise ValueError("tools need an engine with structured output; its capabilities have no Structured")
 
-    async def compile(params: StructuredOutputsParams) -> None:
+    async def compile_structure(params: StructuredOutputsParams) -> None:
         """In the thread in which requests compile. Raises ParameterError and NoRoomError."""
-        if work := structured.compiling(params):
+        work = structured.work_to_compile(params)
+        if work is not None:
             await thread.preparing.call(work)
 
-    return ChatTools(engine.tokenizer, compile, tool_call_parser, enable_auto_tool_choice, reasoning_parser)
+    return ChatTools(
+        engine.tokenizer, compile_structure, tool_call_parser, enable_auto_tool_choice, reasoning_parser
+    )
