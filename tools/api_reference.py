@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from engine import LLM, EngineArgs, SamplingParams  # noqa: E402
 from engine.cli.serve_flags import ServeFlags  # noqa: E402
 from engine.cli.serving import Service  # noqa: E402
-from engine.server.docs_page import docs_page  # noqa: E402
+from engine.server.docs_page import NOT_LISTED, docs_page  # noqa: E402
 from engine.telemetry.cost_accounting import CostAccounting  # noqa: E402
 
 HEAD = """\
@@ -143,7 +143,7 @@ def routes(app: Any) -> str:
     shown = docs_page(app.openapi())
     folded = shown[shown.index("<details>") : shown.index("</main>")]
     folded = folded.replace("<h2>", '<p class="body">').replace("</h2>", "</p>")
-    about = "A running server shows the same at `/docs`, and as JSON at `/openapi.json`."
+    about = f"A running server shows the same at `/docs`, and as JSON at `/openapi.json`. {NOT_LISTED}"
     return f'## HTTP routes\n\n{about}\n\n<div class="routes">{folded}</div>\n'
 
 

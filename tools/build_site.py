@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from parts.manifest import TAG, Part, load_parts  # noqa: E402
-from tools.site_pages import NOT_FOUND, landing  # noqa: E402
+from tools.site_pages import NOT_FOUND, in_colab, landing  # noqa: E402
 from tools.slides import slides  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
@@ -101,6 +101,8 @@ class Stage:
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = self._linked("".join(cell["source"]), path)
+        if repository := os.environ.get("GITHUB_REPOSITORY"):
+            notebook["cells"][0]["source"] += in_colab(path, repository)
         return json.dumps(notebook)
 
     def _linked(self, text: str, page: str) -> str:
@@ -190,8 +192,16 @@ def main(folder: Path) -> None:
         status = subprocess.call([*command, stage, folder])
     if status == 0:
         (folder / "slides.html").write_text(slides(parts))
+        copy_pictures(folder)
         whole_links(folder / "404.html", os.environ.get("RUVON_SITE", ""))
     sys.exit(status)
+
+
+def copy_pictures(folder: Path) -> None:
+    """Copy the pictures of README's HTML, which Sphinx leaves as it is, to where that page looks for them."""
+    for path in re.findall(r'src(?:set)?="(articles/figures/[^"]+)"', (ROOT / "README.md").read_text()):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, folder / path)
 
 
 def whole_links(page: Path, site: str) -> None:

@@ -20,6 +20,29 @@ orphan: true
 or the <a href="index.html">front page</a> leads to it.</p>
 """
 
+COLAB = """
+
+<details><summary>Run it in a browser</summary>
+
+[Open it in Google Colab](https://colab.research.google.com/github/{repository}/blob/main/{notebook}), which
+wants an account with Google. There, put this into a new first cell, and run it before the others; it takes
+minutes.
+
+```python
+import os, subprocess, sys
+
+home = "/content/ruvon"
+if not os.path.exists(home):
+    subprocess.run(["git", "clone", "--depth", "1", "https://github.com/{repository}", home], check=True)
+wanted = ["-e", home + "[server,transformers,gpu]", "peft", "matplotlib"]
+subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+os.chdir(home + "/notebooks")
+sys.path.insert(0, home)
+```
+
+</details>
+"""
+
 
 def section(text: str, heading: str) -> str:
     """What stands below a heading of README, up to the next one. Raises ValueError without the heading."""
@@ -71,6 +94,13 @@ def landing(readme: str, parts: list[Part]) -> str:
 
 {_cards(letters)}
 """
+
+
+def in_colab(notebook: str, repository: str) -> str:
+    """Below a notebook's first words: where it opens in Google's Colab, and the cell that has to run there
+    first. `notebook` is its path, `repository` GitHub's owner/name.
+    """
+    return COLAB.format(notebook=notebook, repository=repository)
 
 
 def _cards(parts: list[Part]) -> str:

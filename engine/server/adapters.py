@@ -166,7 +166,11 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
     """
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+        @app.post(
+            "/v1/load_lora_adapter",
+            summary="Load an adapter from the server's folder",
+            response_class=PlainTextResponse,
+        )
         async def load(body: LoadRequest) -> PlainTextResponse:
             name = body.lora_name
             if body.lora_path is not None:
@@ -191,7 +195,11 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-        @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+        @app.post(
+            "/v1/unload_lora_adapter",
+            summary="Serve an adapter to no further request",
+            response_class=PlainTextResponse,
+        )
         async def unload(body: UnloadRequest) -> PlainTextResponse:
             refuse_if_down(backend)
             try:

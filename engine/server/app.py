@@ -131,32 +131,51 @@ def _add_routes(
         card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon", "parent": None}
         return card | details_of(name)
 
-    @app.get("/health", responses=openapi_responses(responses.HealthResponse) | {503: responses.DOWN})
+    healths = openapi_responses(responses.HealthResponse) | {503: responses.DOWN}
+
+    @app.get("/health", summary="Whether requests can be served", responses=healths)
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 
-    @app.get("/ping", response_class=Response, responses={503: {"description": "Requests cannot be served"}})
+    @app.get(
+        "/ping",
+        summary="As /health, without a body: what SageMaker asks",
+        response_class=Response,
+        responses={503: {"description": "Requests cannot be served"}},
+    )
     async def ping() -> Response:
-        """As /health, without a body: what SageMaker asks."""
         return Response(status_code=200 if backend.health() else 503)
 
-    @app.get("/version", responses=openapi_responses(responses.VersionResponse))
+    @app.get(
+        "/version",
+        summary="The version of this package",
+        responses=openapi_responses(responses.VersionResponse),
+    )
     async def version() -> dict:
         return {"version": ruvon_version()}
 
-    @app.get("/v1/models", responses=openapi_responses(responses.ModelList))
+    @app.get(
+        "/v1/models",
+        summary="The models that a request may name",
+        responses=openapi_responses(responses.ModelList),
+    )
     async def models() -> dict:
         return {"object": "list", "data": [model_card(name) for name in backend.models()]}
 
-    @app.get("/v1/models/{name:path}", responses=openapi_responses(responses.ModelCard))
+    @app.get(
+        "/v1/models/{name:path}",
+        summary="One of these models",
+        responses=openapi_responses(responses.ModelCard),
+    )
     async def model(name: str) -> dict:
         refuse_unknown(name, backend)
         return model_card(name)
 
-    completion = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
+    summary = "Continue a text"
+    answers = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
 
-    @app.post("/v1/completions", response_model=None, responses=completion)
-    @app.post("/completions", response_model=None, responses=completion)
+    @app.post("/v1/completions", summary=summary, response_model=None, responses=answers)
+    @app.post("/completions", summary=summary, response_model=None, responses=answers)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def prompts() -> list[Prompt]:
             return body.prompts()

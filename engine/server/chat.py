@@ -129,10 +129,11 @@ def chat_routes(
     chat_api = api or Chat(tokenizer)
 
     def extend(app: FastAPI, backend: Backend) -> None:
+        summary = "Answer a conversation"
         answers = openapi_responses(ChatResponse, ChatChunk)
 
-        @app.post("/v1/chat/completions", response_model=None, responses=answers)
-        @app.post("/chat/completions", response_model=None, responses=answers)
+        @app.post("/v1/chat/completions", summary=summary, response_model=None, responses=answers)
+        @app.post("/chat/completions", summary=summary, response_model=None, responses=answers)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
                 return [await read_prompt(body, tokenizer, config, template, chat_api.extension)]

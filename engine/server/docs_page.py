@@ -23,6 +23,7 @@ details { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 8px 14px; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 summary b { display: inline-block; min-width: 3.5rem; }
+summary span { color: var(--soft); margin-left: .6rem; }
 h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; }
 th, td { text-align: left; vertical-align: top; padding: 3px 12px 3px 0; border-top: 1px solid var(--line);
@@ -52,6 +53,7 @@ BOUNDS = {
     "pattern": "matching {}",
 }
 MAX_DEPTH = 3  # fields of fields of fields are shown
+NOT_LISTED = "Not listed: the pages that a browser shows, and what they alone load; both may change."
 
 
 class FieldRow(NamedTuple):
@@ -73,7 +75,8 @@ def docs_page(description: Mapping[str, Any]) -> str:
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code></p>{''.join(routes)}</main>"
+        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code>. {NOT_LISTED}</p>"
+        f"{''.join(routes)}</main>"
         "</body></html>"
     )
 
@@ -82,7 +85,9 @@ def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mappin
     """One route as HTML: the fields of its body and of its answers. `schemas` are the description's schemas
     that others refer to, by name.
     """
-    parts = [f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code></summary>"]
+    about = escape(operation.get("summary", ""))
+    head = f"<b>{method.upper()}</b> <code>{escape(path)}</code> <span>{about}</span>"
+    parts = [f"<details><summary>{head}</summary>"]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body:
         parts.append(_table("Body", _fields(body, schemas), "none"))
@@ -96,7 +101,8 @@ def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mappin
                 heading, schema = "Each event of a stream", _event_schema(content["itemSchema"])
             else:
                 heading, schema = "Answer", content.get("schema", {})
-            parts.append(_table(f"{heading} ({status}, {media_type})", _fields(schema, schemas), "text"))
+            heading = f"{heading} ({status}, {media_type})"
+            parts.append(_table(heading, _fields(schema, schemas), if_empty=_kind(schema, schemas)))
     parts.append(f"<p>Errors: {escape(', '.join(errors))}</p></details>")
     return "".join(parts)
 

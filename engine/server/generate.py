@@ -49,6 +49,7 @@ def generate_route(
 
     @app.post(
         "/generate",
+        summary="Continue a text, as the simplest stream",
         status_code=200,
         response_model=None,
         response_class=sse.EventStream,

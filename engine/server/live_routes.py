@@ -24,6 +24,7 @@ from engine.server.backend import Backend
 from engine.server.complete import refuse_if_down
 from engine.server.errors import RequestError, as_request_error
 from engine.server.limits import MAX_WATCHERS
+from engine.server.responses import ResponseFields, openapi_responses
 from engine.server.sse import EventStream, event
 from engine.server.telemetry_routes import PAGES, page
 from engine.telemetry.live_view import LiveView, Snapshot
@@ -40,6 +41,21 @@ FRAMES_PER_SECOND = 5
 TIME_SHARE = 0.01  # of one processor's time, for snapshots
 STEP_SECONDS = 5  # how long a snapshot waits for the step under way
 RETRY_SECONDS = 5  # after which a watcher who was refused may ask again
+
+
+class SnapshotEvent(ResponseFields):
+    """One event of the stream: a snapshot of the engine, as `Snapshot.read` makes it."""
+
+    time: float  # seconds since the view was made
+    model: str
+    running: int  # requests
+    waiting: int  # requests
+    seats: int | None  # the most requests that may run at once
+    budget: int | None  # the most tokens that a step may have now
+    memory: dict  # the fields of `MemoryCopy`
+    requests: list[dict]  # those that run, then those that wait
+    steps: list[dict]  # oldest first
+    events: list[dict]  # blocks that were copied and requests that were preempted, oldest first
 
 
 class Frames:
@@ -114,7 +130,13 @@ def live_routes(view: LiveView, engine: EngineThread) -> Extension:
     frames = Frames(view, engine)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        @app.get(EVENTS_PATH, include_in_schema=False)
+        @app.get(
+            EVENTS_PATH,
+            summary="The engine at work, up to five times a second: its memory, its requests, its last steps",
+            status_code=200,
+            response_class=EventStream,
+            responses=openapi_responses(None, SnapshotEvent),
+        )
         async def events() -> EventStream:
             refuse_if_down(backend)
             frames.join()

@@ -44,10 +44,11 @@ def responses_route(
     """The route, as an extension of `create_app`. The arguments are as in `chat_routes`."""
 
     def extend(app: FastAPI, backend: Backend) -> None:
+        summary = "Answer a conversation, in the shapes of OpenAI's Responses API; no answer is stored"
         answers = openapi_responses(ResponseAnswer, ResponseEvent)
 
-        @app.post("/v1/responses", response_model=None, responses=answers)
-        @app.post("/responses", response_model=None, responses=answers)
+        @app.post("/v1/responses", summary=summary, response_model=None, responses=answers)
+        @app.post("/responses", summary=summary, response_model=None, responses=answers)
         async def responses(body: ResponsesRequest, request: Request) -> Response:
             model = backend.models()[0] if body.model is None else body.model
             refuse_unknown(model, backend)

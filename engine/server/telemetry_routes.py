@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import generate_latest
 
 from engine.server.app import Extension
@@ -49,7 +49,11 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
         metrics_text = SharedAnswer(lambda: generate_latest(metrics.registry))
         snapshot_json = SharedAnswer(lambda: json.dumps(metrics.snapshot(), separators=(",", ":")).encode())
 
-        @app.get("/metrics", include_in_schema=False)
+        @app.get(
+            "/metrics",
+            summary="Counts and times, for Prometheus, under vLLM's names",
+            response_class=PlainTextResponse,
+        )
         async def scrape() -> Response:
             return Response(await metrics_text.answer(), media_type=METRICS_TYPE)
 

@@ -90,7 +90,12 @@ def tokenization_routes(
             except ValueError as error:
                 raise RequestError(400, f"tokens: {error}", param="tokens") from None
 
-        @app.post("/tokenize", response_model=None, responses=openapi_responses(TokenizeResponse))
+        @app.post(
+            "/tokenize",
+            summary="The token ids of a text or of a conversation",
+            response_model=None,
+            responses=openapi_responses(TokenizeResponse),
+        )
         async def tokenize(body: TokenizeRequest) -> Response:
             if body.model is not None:
                 refuse_unknown(body.model, backend)
@@ -98,7 +103,12 @@ def tokenization_routes(
             async with lock:
                 return await asyncio.to_thread(tokenized, body)
 
-        @app.post("/detokenize", response_model=None, responses=openapi_responses(DetokenizeResponse))
+        @app.post(
+            "/detokenize",
+            summary="The text of token ids",
+            response_model=None,
+            responses=openapi_responses(DetokenizeResponse),
+        )
         async def detokenize(body: DetokenizeRequest) -> Response:
             if body.model is not None:
                 refuse_unknown(body.model, backend)

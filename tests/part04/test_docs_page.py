@@ -4,7 +4,7 @@ import re
 from html import unescape
 
 from engine.server.app import create_app
-from engine.server.docs_page import docs_page
+from engine.server.docs_page import NOT_LISTED, docs_page
 from tests.part04.serving import ScriptedBackend, client_of
 
 
@@ -12,8 +12,10 @@ def test_every_route_and_every_field_of_a_body_is_on_the_page():
     app = create_app(ScriptedBackend())
     page, description = docs_page(app.openapi()), app.openapi()
     for path, operations in description["paths"].items():
-        for method in operations:
-            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page
+        for method, operation in operations.items():
+            about = f"<span>{operation['summary']}</span>"
+            assert f"<b>{method.upper()}</b> <code>{path}</code> {about}" in page
+    assert NOT_LISTED in page
     for name in description["components"]["schemas"]["CompletionRequest"]["properties"]:
         assert f'<th scope="row">{name}</th>' in page
     assert '<th scope="row">stream_options.include_usage</th><td>boolean or null</td>' in page
@@ -25,9 +27,9 @@ def test_every_route_and_every_field_of_a_body_is_on_the_page():
 def test_what_a_description_says_is_text_and_no_markup():
     fields = {"properties": {"<b>": {"const": "</td><script>"}}, "required": ["<b>"]}
     body = {"content": {"application/json": {"schema": fields}}}
-    route = {"post": {"requestBody": body, "responses": {}}}
+    route = {"post": {"summary": "<u>", "requestBody": body, "responses": {}}}
     page = docs_page({"info": {"title": "<t>"}, "paths": {"/<i>": route}})
-    assert not re.search(r"<(script|t|i)>", page)
+    assert not re.search(r"<(script|t|i|u)>", page)
     assert "</td><script>" in unescape(page)
 
 

@@ -15,7 +15,15 @@ from engine.decoding.params import SamplingParams
 from engine.server.app import create_app
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_WATCHERS
-from engine.server.live_routes import EVENTS_PATH, FILES, OPEN_PATHS, TIME_SHARE, Frames, live_routes
+from engine.server.live_routes import (
+    EVENTS_PATH,
+    FILES,
+    OPEN_PATHS,
+    TIME_SHARE,
+    Frames,
+    SnapshotEvent,
+    live_routes,
+)
 from engine.telemetry.live_view import LiveView
 from tests.part04.serving import DEADLINE, http, serve, wait_until
 from tests.part06.fakes import held
@@ -67,7 +75,9 @@ def test_the_stream_shows_what_is_served(server):
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         frames = frames_of(answer)
-        assert next(frames)["steps"] == []
+        first = next(frames)
+        assert first["steps"] == []
+        assert SnapshotEvent.model_validate(first, strict=True).model_dump() == first, "as it is described"
         body = {"model": "fake", "prompt": "hello", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
         assert client.post("/v1/completions", json=body).status_code == 200
         steps = next(frame["steps"] for frame in frames if len(frame["steps"]) == 5)

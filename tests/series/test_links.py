@@ -17,7 +17,7 @@ from tests.series.checks import _normal, _prose
 ROOT = Path(__file__).resolve().parents[2]
 FILES = source_files(ROOT)
 THERE = set(FILES) | {str(parent) for path in FILES for parent in PurePosixPath(path).parents}
-LINK = re.compile(r"\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"")
+LINK = re.compile(r"\]\(([^)\s]+)\)|<(?:img|source)[^>]+src(?:set)?=\"([^\"]+)\"")
 FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 
 
@@ -59,9 +59,11 @@ def test_the_road_in_the_readme_leads_to_each_article_and_notebook(part):
 def test_a_dead_link_and_a_dead_anchor_are_found():
     good = (
         "[1](01_tokenizer_and_forward.md#notation) [code](../engine/wiring/llm.py) "
-        '<img src="figures/01_road.svg">'
+        '<img src="figures/01_road.svg"> <source srcset="figures/01_road.svg">'
     )
     assert dead("articles/x.md", good) == []
+    bad = '<source media="x" srcset="nowhere.png"> <img alt="x" src="nowhere.svg"> '
+    assert len(dead("articles/x.md", bad)) == 2
     bad = "[a](nowhere.md) [b](01_tokenizer_and_forward.md#nowhere) [c](#nowhere)"
     assert [found.split()[3] for found in dead("articles/glossary.md", bad)] == [
         "nowhere.md,",

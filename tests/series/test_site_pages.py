@@ -2,13 +2,15 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from parts.manifest import load_parts
-from tools.build_site import whole_links
-from tools.site_pages import landing, section
+from tools.build_site import Stage, whole_links
+from tools.site_pages import in_colab, landing, section
 from tools.slides import prose, slides
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,26 @@ def test_the_page_for_what_is_not_there_finds_its_style_from_anywhere(tmp_path):
     page.write_text("<html><head><title>404</title></head></html>")
     whole_links(page, "https://owner.example/ruvon/")
     assert '<head><base href="/ruvon/">' in page.read_text()
+
+
+@pytest.mark.parametrize("repository", ["owner/ruvon", ""])
+def test_a_notebook_says_how_it_runs_in_colab_where_the_repository_has_an_address(
+    tmp_path, monkeypatch, repository
+):
+    monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+    for part in LANDED:
+        notebook = nbformat.reads(Stage(tmp_path, LANDED)._notebook(part), as_version=4)
+        nbformat.validate(notebook)
+        link = f"/github/owner/ruvon/blob/main/notebooks/{part.name}.ipynb)"
+        assert (link in notebook.cells[0].source) == bool(repository)
+
+
+def test_the_cell_that_colab_runs_first_gets_the_repository_and_installs_what_it_names():
+    (cell,) = re.findall(r"```python\n(.*?)```", in_colab("notebooks/x.ipynb", "owner/ruvon"), re.DOTALL)
+    compile(cell, "cell", "exec")
+    assert '"https://github.com/owner/ruvon"' in cell
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.search(r"\[(\w+(?:,\w+)*)\]", cell)[1].split(",")) <= set(extras)
 
 
 @pytest.fixture

@@ -37,13 +37,13 @@ SHOWN = (
 
 class Page(HTMLParser):
     """What a page loads from other hosts, how many answers it folds, where its links to files lead, its
-    pictures without words, and what it says of itself.
+    pictures, those without words, and what it says of itself.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.foreign, self.answers, self.links = [], 0, []
-        self.ways, self.wordless, self.meta = {}, [], {}
+        self.pictures, self.ways, self.wordless, self.meta = [], {}, [], {}
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -55,6 +55,8 @@ class Page(HTMLParser):
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
             self.ways[found.get("class")] = found["href"]
+        if tag in ("img", "source"):
+            self.pictures.append(found.get("src") or found.get("srcset"))
         if tag == "img" and not found.get("alt"):
             self.wordless.append(at)
         if tag == "meta":
@@ -88,7 +90,7 @@ def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
     for path in site.rglob("*.html"):
         page = Page(path)
         assert page.foreign == [], f"{path.name} asks another host"
-        for link in page.links:
+        for link in page.links + page.pictures:
             target, _, _ = link.partition("#")
             if target and not re.match(r"\w+:", target):
                 assert (path.parent / target).exists(), f"{path.relative_to(site)}: {link} leads nowhere"
