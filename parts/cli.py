@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,8 @@ def run(number: PartNumber, arguments: Rest = None) -> None:
 @app.command()
 def lab() -> None:
     """Open the notebooks in JupyterLab, with this folder's engine."""
+    with _refusals():
+        _need("jupyterlab")
     _hand_over(["-m", "jupyterlab", str(ROOT / "notebooks")], cwd=ROOT)
 
 
@@ -107,6 +110,7 @@ def run_tests(
     """Run a part's tests; what follows `--` goes to pytest, and a file among it is run alone."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
+        _need("pytest")
         waiting = _unwritten(part)
     if waiting:
         console.print(
@@ -158,6 +162,8 @@ def start(
     state = "solved" if solved else f"{len(part.exercises)} exercises to write"
     where = f"{part.number.label} ({state}) is in {target}"
     console.print(f"{where}. Its README.md says how to go on.", markup=False)
+    if lacking := _lacking("pytest"):
+        console.print(f"For its tests, first: {lacking}", markup=False, soft_wrap=True)
     console.print("It needs no environment of its own. Go there, and use this one:", markup=False)
     console.print(f"  cd {shlex.quote(str(target))}", markup=False, soft_wrap=True)
     console.print(
@@ -184,6 +190,21 @@ def _refusals() -> Iterator[None]:
     except SeriesError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"Error: {error}", markup=False)
         raise typer.Exit(2) from error
+
+
+def _lacking(package: str) -> str:
+    """What to do if a package is not installed here, which `make demo` does without; "" if it is."""
+    if find_spec(package):
+        return ""
+    return (
+        f"{package} is not installed for {sys.executable}. In the checkout, `make .venv/.dev` brings it, or "
+        '`pip install -c constraints.txt -e ".[dev]"` in an environment of your own.'
+    )
+
+
+def _need(package: str) -> None:
+    if lacking := _lacking(package):
+        raise SeriesError(lacking)
 
 
 def _names_a_file(arguments: list[str]) -> bool:

@@ -1,10 +1,10 @@
 """For a learner's test run: what waits for an exercise, what is wrong, and where to look first.
 
-A test waits when it fails with the announcement that `start` left in an exercise; it is listed with that
-exercise, and the run is red nonetheless. Any other failure is shown as usual, shortly, and the first of them
-once more as the last thing, in its own words. Test files run from small to large (Part.test_files), and
-behind one with such a failure no further file is run, unless --all asks for it. Loaded by the conftest.py of
-a start tree alone.
+A test waits when it fails with the announcement that `start` left in an exercise; it is counted with that
+exercise (`-v` lists it), and the run is red nonetheless. Any other failure is shown as usual, shortly, and
+the first of them once more as the last thing, in its own words. Test files run from small to large
+(Part.test_files), and behind one with such a failure no further file is run, unless --all asks for it.
+Loaded by the conftest.py of a start tree alone.
 """
 
 import re
@@ -159,8 +159,8 @@ def pytest_terminal_summary(terminalreporter, config) -> Generator[None, object,
     terminalreporter.section("exercises")
     for exercise, tests in waiting.items():
         if tests:
-            write(f"{exercise.where} - {exercise.write}")
-        for test, cases in tests.items():
+            write(f"{exercise.where} - {exercise.write}: {tests.total()} tests wait")
+        for test, cases in tests.items() if config.option.verbose > 0 else ():
             write(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
     write(f"{count} tests wait for an exercise, {len(failed)} fail for another reason.")
     if count:

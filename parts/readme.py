@@ -92,12 +92,12 @@ python -m parts run {n}                   # the demo, once the tests are green
 ```
 
 **Red tests are expected.** Before you write anything, tests in the files named above fail with
-`NotImplementedError: {part.number.label}: ...`. The run ends with a list of which test waits for which
-exercise, and says how many fail for any other reason: none, to begin with. A test stops at the first open
-exercise that it meets, so it may move on to the next exercise before it turns green. Tests run from small
-to large, up to the end of the first file in which something else is wrong; the first such failure is shown
-once more at the end, with the rule that is broken. When you are done, nothing waits and all of `{part.tests}`
-is green.
+`NotImplementedError: {part.number.label}: ...`. The run ends with how many tests wait for each exercise
+(`-- -v` lists them), and says how many fail for any other reason: none, to begin with. A test stops at the
+first open exercise that it meets, so it may move on to the next exercise before it turns green. Tests run
+from small to large, up to the end of the first file in which something else is wrong; the first such failure
+is shown once more at the end, with the rule that is broken. When you are done, nothing waits and all of
+`{part.tests}` is green.
 
 To compare with the answer, run `python -m parts start {n} OTHER_FOLDER --solved` in the checkout that this
 folder was cut from (this folder cannot be cut again).

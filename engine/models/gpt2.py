@@ -136,8 +136,9 @@ class Model(LanguageModel):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], after the last norm: the input of `logits`.
 
-        Raises ValueError for a position or a token id past the model's embedding tables. The message names
-        the position and the id, and the last ones that the tables have. On a GPU the caller must check both.
+        Raises ValueError for a position or a token id past the model's embedding tables, wherever it stands:
+        the T tokens may be several sequences end to end. The message names the largest position and id, and
+        the last ones that the tables have. On a GPU the caller must check both.
         """
         try:
             x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]

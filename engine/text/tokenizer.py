@@ -237,10 +237,11 @@ class Tokenizer:
         """Byte-pair encoding of one word, whose bytes have the token ids `ids`: merge the pair of neighbours
         of the lowest rank, and of equal pairs the leftmost, until no pair of neighbours can be merged.
 
-        `_merges[left id, right id]` is (rank, merged id). A merge changes only its two neighbours, so a
-        linked list of tokens and a heap of possible merges take O(n log n) time for n bytes. A heap entry has
-        the position and the two ids of a pair. An entry is skipped if the pair is no longer there. Rescanning
-        the word after each merge would give the same ids in O(n²).
+        `_merges[left id, right id]` is (rank, merged id). Looking at all pairs again after each merge gives
+        these ids in O(n²) time for n bytes, which is enough for words of a text. A word may be a megabyte: a
+        merge changes only its two neighbours, so a linked list of tokens and a heap of possible merges take
+        O(n log n). A heap entry has the position and the two ids of a pair. An entry is skipped if the pair
+        is no longer there.
         """
         ids = list(ids)
         # A linked list of the positions that still have a token; -1 marks both ends.

@@ -31,7 +31,7 @@ def test_a_token_alone_gets_its_own_value():
 
 
 def test_a_querys_weights_sum_to_1():
-    got = attend([[0.0, 0.0]], K, V)[0]
+    got = attend([[0.0, 0.0]] * 3, K, V)[2]
     assert close(got, [2.0, 2.0]), "a query's weights are positive and sum to 1: equal scores, equal weights"
 
 
@@ -51,6 +51,18 @@ def test_the_articles_example():
     assert close(got, want, atol=0.006), "the weighted mean of the values, as the article computes it by hand"
 
 
+def test_a_large_score_does_not_overflow():
+    got = attend([[200.0, 0.0]], K[:1], V[:1])
+    assert close(got, V[:1]), (
+        "e to the power of a large score is infinite: softmax subtracts the largest first"
+    )
+
+
+def test_a_hidden_score_takes_no_weight_however_large():
+    got = attend([[200.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 0.0]], V[:2])[0]
+    assert close(got, V[0]), "the future is hidden before the softmax: behind it, a large score has taken all"
+
+
 def test_fewer_queries_than_keys_are_the_last_tokens():
     got, whole = attend(Q[1:], K, V), attend(Q, K, V)
     assert close(got, whole[1:].tolist()), (
@@ -61,6 +73,15 @@ def test_fewer_queries_than_keys_are_the_last_tokens():
 def test_a_single_query_is_last_and_sees_every_key():
     got, whole = attend(Q[2:], K, V), attend(Q, K, V)
     assert close(got, whole[2:].tolist()), "a single query is the last token: it sees every key"
+
+
+def test_the_scale_is_that_of_one_head():
+    """Two heads with the article's numbers: each gives what it gives alone."""
+    q, k, v = (torch.tensor(x)[:, None].expand(3, 2, 2) for x in (Q, K, V))
+    got = outcome(lambda: causal_attention(q, k, v)[1, 0].tolist())
+    assert got == pytest.approx([1.32, 2.68], abs=0.01), (
+        "scores are divided by √Dh, whatever the number of heads"
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 3])

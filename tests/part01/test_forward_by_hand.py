@@ -103,6 +103,13 @@ def test_a_place_past_the_table_is_refused(model, place):
     assert "9" in got.replace(str(place), ""), "the error names the last position there is"
 
 
+def test_a_place_past_the_table_is_refused_wherever_it_stands(model):
+    """Several sequences may lie end to end: the last position need not be the largest."""
+    got = hidden(model, positions=torch.tensor([9, 10, 0, 1]))
+    assert str(got).startswith("ValueError"), "the largest position counts, wherever it stands in `positions`"
+    assert "10" in got, "the error names the largest position, wherever it stands in `positions`"
+
+
 @pytest.mark.parametrize("id", [20, 300])
 def test_a_token_id_past_the_table_is_refused(model, id):
     got = hidden(model, ids=torch.tensor([3, 1, 4, id]))

@@ -171,15 +171,6 @@ def test_one_letter_repeated_is_merged_as_by_rescanning(pair, length):
     assert pair.ours.encode("o" * length) == naive_ids(pair.folder, "o" * length)
 
 
-@pytest.mark.timeout(120)  # the slow way would take hours
-def test_a_word_of_200_000_letters_is_encoded(pair):
-    text = "o" * 200_000
-    ids = pair.ours.encode(text)
-    back = pair.ours.decode(ids) == text
-    assert back, "the text of its ids is the word again"
-    assert difference(ids, pair.theirs.encode(text).ids) == ""
-
-
 def test_a_long_text_has_hugging_faces_ids(pair):
     random = Random(3)
     text = pair.ours.decode(random.choices(range(200, pair.ours.vocab_size - 1), k=90_000)).replace(

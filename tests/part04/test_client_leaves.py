@@ -14,12 +14,17 @@ class Client:
 
     def __init__(self, *types):
         self.messages = [{"type": kind} for kind in types]
+        self.was_polled = False
 
     async def receive(self):
         await asyncio.sleep(0)
         if not self.messages:
             await asyncio.Event().wait()
         return self.messages.pop(0)
+
+    async def is_disconnected(self):
+        self.was_polled = True
+        return False
 
 
 class Work:
@@ -55,7 +60,12 @@ def outcome(client, work, words):
 
     async def run():
         asking = asyncio.ensure_future(ask())
-        if not await ends(asking):
+        has_ended = await ends(asking)
+        if client.was_polled:
+            pytest.fail(
+                "wait for `await request.receive()`: `is_disconnected` would have to be asked for ever", False
+            )
+        if not has_ended:
             pytest.fail(words, False)
         return asking.result()
 

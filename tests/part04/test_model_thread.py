@@ -11,6 +11,7 @@ from engine.decoding.greedy import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.models.config import ModelConfig
 from engine.server.backend import LockedBackend
+from tests.part04.serving import ends
 
 CONFIG = ModelConfig(
     model_type="mock", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
@@ -132,7 +133,9 @@ def test_text_that_may_still_become_a_stop_string_is_not_shown(tokenizer):
     )
     states = outputs_of(backend_of(tokenizer, script), params(8, stop=("e t",)), pause)
     text = tokenizer.decode(tokenizer.encode("one two three"))
-    assert states[-1].outputs[0].text == text[: text.index("e t")]
+    assert states[-1].outputs[0].text == text[: text.index("e t")], (
+        "a complete stop string is cut off: a state has the visible text, not all that was decoded"
+    )
     shown = [state.outputs[0].text for state in states]
     assert all(states[-1].outputs[0].text.startswith(text) for text in shown), (
         "a state's text is what is visible: text that a stop string may take back is not shown"
@@ -142,12 +145,19 @@ def test_text_that_may_still_become_a_stop_string_is_not_shown(tokenizer):
 def test_only_the_last_samples_end_finishes_the_output(tokenizer):
     states = outputs_of(backend_of(tokenizer, Script(tokenizer)), params(2, n=2))
     last = states[-1]
+    assert last.outputs[-1].index == 1, (
+        "with n=2 the output is finished by the second sample's end, not by the first's"
+    )
+    assert [sample.index for sample in last.outputs] == [0, 1], (
+        "an output has all samples so far: the first stays in it when the second begins"
+    )
     counts = [len(sample.token_ids) for sample in last.outputs]
     assert counts == [2, 2], "with n=2 the output is finished by the second sample's end, not by the first's"
     assert [sample.finish_reason for sample in last.outputs] == ["length", "length"]
 
 
-def test_an_abort_ends_the_sample_with_the_step_under_way(tokenizer):
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_abort_ends_the_output_with_the_step_under_way(tokenizer, n):
     started, go_on = threading.Event(), threading.Event()
 
     def before(step):
@@ -158,18 +168,24 @@ def test_an_abort_ends_the_sample_with_the_step_under_way(tokenizer):
     script = Script(tokenizer, before=before)
     backend = backend_of(tokenizer, script)
 
+    async def read(stream):
+        return [output async for output in stream]
+
     async def run():
-        async with (
-            asyncio.timeout(SECONDS),
-            aclosing(await backend.generate(PROMPT, params(20), "r")) as stream,
-        ):
-            outputs = [await anext(stream)]
+        async with aclosing(await backend.generate(PROMPT, params(20, n=n), "r")) as stream:
+            await anext(stream)
             await asyncio.to_thread(started.wait, SECONDS)
             await backend.abort("r")
             go_on.set()
-            return outputs + [output async for output in stream]
+            reading = asyncio.ensure_future(read(stream))
+            if not await ends(reading):
+                pytest.fail(
+                    "the aborted sample's last state, with the reason abort, is put: its reader waits", False
+                )
+            return reading.result()
 
     final = asyncio.run(run())[-1]
+    assert len(final.outputs) == 1, "after an abort the output is finished: no further sample is begun"
     assert (final.finished, final.outputs[0].finish_reason) == (True, "abort"), (
         "an aborted request ends with the reason abort"
     )

@@ -22,6 +22,11 @@ def test_the_start_tree_lists_waiting_tests_by_exercise_apart_from_real_failures
     assert "2 of 2 exercises are not written yet; red tests are expected" in first.stdout
     assert f"engine: {x / 'engine'}" in first.stdout
     assert "2 tests wait for an exercise, 0 fail for another reason" in first.stdout
+    one_line = "engine/two.py:words - write the word: 1 tests wait\n"
+    assert one_line in first.stdout
+    test = "    tests/part02/test_two.py::test_two_has_a_word\n"
+    assert test not in first.stdout
+    assert one_line + test in parts(x, "test", "2", "--", "-v").stdout
     # One exercise written, wrongly.
     written = (
         (x / "engine/two.py")

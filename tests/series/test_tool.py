@@ -1,6 +1,14 @@
 """What `python -m parts` says and refuses, on the tiny repository."""
 
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from parts import cli
 from parts.tree import start
+from tests.series.conftest import ROOT
 from tests.series.tiny import parts
 
 
@@ -45,6 +53,33 @@ def test_without_a_checkout_the_tool_says_what_it_needs(repo, tmp_path):
     done = parts(repo, "list")
     assert done.returncode == 2
     assert "Clone the repository" in done.stderr
+
+
+def test_without_its_packages_the_tool_says_which_environment_has_them():
+    command = [sys.executable, "-S", "-m", "parts", "list"]  # -S: without what is installed
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 2
+    assert "typer is not installed" in done.stderr
+    assert ". .venv/bin/activate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("command", "package"), [(["test", "1"], "pytest"), (["lab"], "jupyterlab")])
+def test_after_make_demo_alone_a_command_says_what_it_lacks(monkeypatch, command, package):
+    """`make demo` installs what running the engine needs, and no tests or notebooks."""
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert f"{package} is not installed" in said
+    assert "`make .venv/.dev` brings it" in said
+
+
+def test_start_says_that_tests_need_more_than_make_demo_brings(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    done = CliRunner().invoke(cli.app, ["start", "1", str(tmp_path / "x")])
+    assert done.exit_code == 0, done.output
+    assert "`make .venv/.dev` brings it" in done.output
 
 
 def test_a_grade_is_shown_as_stars(repo, tmp_path):
