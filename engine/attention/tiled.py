@@ -56,7 +56,8 @@ def tiled_causal_attention(q: Tensor, k: Tensor, v: Tensor, tile: int = TILE) ->
     q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh], in q's dtype. Query i has position
     Tk - Tq + i. Each tile of `tile` queries has a `RunningSoftmax`, which takes in the keys `tile` at a time,
     from key 0 to the key of the tile's last query. A tile of keys that lies wholly in the queries' future is
-    not computed.
+    not computed. Tiles of q, k and v become fp32 before they are multiplied. No tensor of Tq · Tk elements is
+    made, neither scores nor a mask.
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
     G, past = Hq // Hkv, Tk - Tq

@@ -63,8 +63,11 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
             TOKENS_PER_STEP,
         ),
         TTFT: ("Seconds from arrival to the first output token.", FIRST_TOKEN),
-        "vllm:inter_token_latency_seconds": ("Seconds between a request's output tokens.", BETWEEN_TOKENS),
-        TPOT: ("Mean seconds between a finished request's output tokens.", BETWEEN_TOKENS),
+        "vllm:inter_token_latency_seconds": (
+            "Seconds between two steps that brought a request tokens, however many each brought.",
+            BETWEEN_TOKENS,
+        ),
+        TPOT: ("Decode seconds of a finished request by its output tokens but one.", BETWEEN_TOKENS),
         "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the last output token.", LATENCY),
         "vllm:request_queue_time_seconds": ("Seconds from arrival to the request's first step.", LATENCY),
         "vllm:request_prefill_time_seconds": ("Seconds from first step to first output token.", LATENCY),

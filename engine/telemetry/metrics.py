@@ -40,6 +40,7 @@ from engine.telemetry.request_times import RequestProgress, Times, observations
 def times_of(stats: RequestStats, scheduled: float) -> Times:
     """The times of a request that has ended well. Such a request has at least one output token.
 
+    `stats.arrival` is the time of its arrival, and `stats.token_times` has the time of each output token.
     `scheduled` is the time when the request was first scheduled for a step, on the clock of `stats`. If the
     request was preempted, the time until it was scheduled again is part of prefill if the request had no
     output token yet, and of decode otherwise (as in vLLM).

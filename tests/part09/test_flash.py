@@ -77,6 +77,15 @@ def test_a_mask_has_at_most_mask_queries_rows(monkeypatch):
     )
 
 
+def test_a_mask_covers_the_keys_that_its_last_query_sees(monkeypatch):
+    shapes = masks_of(2 * MASK_QUERIES, 2 * MASK_QUERIES + 50, monkeypatch)
+    keys = [shape[1] for shape in shapes]
+    assert keys == [MASK_QUERIES + 50, 2 * MASK_QUERIES + 50], (
+        "a mask covers the keys that the last of its queries sees, and no later ones, which nobody sees: "
+        f"{MASK_QUERIES + 50} and {2 * MASK_QUERIES + 50} keys here, not {keys}"
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_keeps_its_dtype_and_is_close(dtype):
     q, k, v, _ = random_qkv([(6, 9)], dtype=dtype)

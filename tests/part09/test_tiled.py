@@ -1,9 +1,12 @@
 """`tiled_causal_attention`: who meets whom, in which tile, and what is never computed."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.memory import peak_bytes
 from engine.attention import tiled
 from engine.attention.dense import causal_attention
 from engine.attention.tiled import RunningSoftmax, tiled_causal_attention
@@ -17,6 +20,11 @@ def right(Tq: int, Tk: int, tile: int, Hq: int = 2, Hkv: int = 2) -> bool:
     got = outcome(tiled_causal_attention, q, k, v, tile)
     assert isinstance(got, Tensor), f"tiled_causal_attention raised {got}"
     assert got.shape == q.shape, "[Tq, Hq, Dh] comes back: a row for each query"
+    hidden_first = Tk > tile and bool(got.isnan().any())
+    assert not hidden_first, (
+        "NaN: a row met a tile whose keys are all hidden before it had seen any key, and -inf - -inf is no "
+        "number. Take the tiles from key 0 on, which every query sees"
+    )
     return furthest(got, causal_attention(q, k, v)) <= 1e-5
 
 
@@ -89,6 +97,20 @@ def test_a_tile_in_the_future_is_not_computed(Tq, Tk, needed, monkeypatch):
     count = len(tiles_of(Tq, Tk, 4, monkeypatch))
     assert count == needed, (
         f"{Tq} queries over {Tk} keys in tiles of 4: {needed} hold a key that is seen, {count} were computed"
+    )
+
+
+def test_no_table_of_all_scores_or_of_who_sees_whom_is_ever_there():
+    """One narrow head, so that even a mask of one byte for each pair would outweigh all that is needed."""
+
+    def peak(length: int) -> int:
+        q, k, v, _ = random_qkv([(length, length)], Hq=1, Hkv=1)
+        return peak_bytes(partial(tiled_causal_attention, q, k, v, 64))
+
+    short, long = peak(512), peak(1024)
+    assert long < 3 * short, (
+        f"twice the text took {long / short:.1f} times the memory: a table of all scores, or a mask for all "
+        "of them, was there. Score one tile of keys at a time, and hide the future of that tile alone"
     )
 
 

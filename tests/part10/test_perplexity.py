@@ -26,6 +26,14 @@ def test_equal_chances_give_their_number_however_long_the_text(count):
     )
 
 
+def test_a_long_text_does_not_vanish():
+    got = outcome(perplexity, [math.log(1 / 10)] * 2000)
+    assert got == pytest.approx(10), (
+        "the probability of 2,000 tokens at 1/10 is too small for a float, and becomes 0: add logarithms, "
+        f"never multiply probabilities; it was {got}"
+    )
+
+
 def test_a_single_surprise_counts_by_its_logarithm():
     assert perplexity([math.log(0.01), 0.0]) == pytest.approx(10), (
         "the mean is over log probabilities: of 1/100 and 1 it is ln 1/10"
@@ -33,7 +41,9 @@ def test_a_single_surprise_counts_by_its_logarithm():
 
 
 def test_what_cannot_be_is_infinitely_surprising():
-    assert perplexity([-1.0, -math.inf]) == math.inf
+    assert outcome(perplexity, [-1.0, -math.inf]) == math.inf, (
+        "the probability 0 is a surprise without end: inf"
+    )
 
 
 def test_a_text_of_no_tokens_has_none():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.decoding.logprobs import Scores, score, score_in_chunks
+from tests.part01.outcome import outcome
 
 # Logits whose softmax is known: e to the power of ln(p) is p, and the four are 1 together.
 BY_HAND = torch.tensor([[0.1, 0.5, 0.25, 0.15]]).log()  # [1, 4]
@@ -47,6 +48,9 @@ def test_equally_likely_tokens_share_a_rank():
 def test_the_likeliest_tokens_come_in_order_with_their_log_probabilities():
     scores = of(0, n=3)
     assert scores.top_ids.tolist() == [[1, 2, 3]], "the n likeliest tokens, the likeliest first"
+    assert of(1, n=2).top_ids.tolist() == [[1, 2]], (
+        "the row's own token is in the list if it is among the likeliest"
+    )
     assert near(scores.top_logprobs, [[math.log(p) for p in (0.5, 0.25, 0.15)]]), (
         "the likeliest tokens have log probabilities too: of the whole softmax, not of the n alone"
     )
@@ -54,12 +58,16 @@ def test_the_likeliest_tokens_come_in_order_with_their_log_probabilities():
 
 def test_none_of_the_likeliest_may_be_asked_for():
     scores = of(2, n=0)
-    assert scores.top_ids.shape == scores.top_logprobs.shape == (1, 0)
+    assert scores.top_ids.shape == scores.top_logprobs.shape == (1, 0), "n = 0: [R, 0], none of the likeliest"
     assert near(scores.logprobs, [math.log(0.25)]), "the row's own token is scored whatever n is"
 
 
 def test_a_vocabulary_smaller_than_n_gives_all_it_has():
-    assert of(0, n=20).top_ids.tolist() == [[1, 2, 3, 0]]
+    scores = outcome(of, 0, 20)
+    assert isinstance(scores, Scores), f"n = 20 of V = 4 tokens: all 4 come back; score raised {scores}"
+    assert scores.top_ids.tolist() == [[1, 2, 3, 0]], (
+        "n = 20 of V = 4 tokens: all 4 come back, the row's own among them"
+    )
 
 
 def test_each_row_has_a_token_of_its_own():
@@ -79,7 +87,7 @@ def test_half_precision_logits_are_scored_in_fp32(dtype):
     ids = torch.arange(6)
     scores = score(logits, ids, 4)
     exact = logits.double().log_softmax(-1)
-    assert scores.logprobs.dtype == scores.top_logprobs.dtype == torch.float32
+    assert scores.logprobs.dtype == scores.top_logprobs.dtype == torch.float32, "log probabilities are fp32"
     assert near(scores.logprobs.double(), exact[ids, ids]), (
         f"{dtype} logits become fp32 before the softmax, not after: its sum over V tokens loses digits"
     )
@@ -93,18 +101,26 @@ def test_the_logits_are_left_as_they_are():
 
 def test_large_logits_do_not_overflow():
     logits = torch.tensor([[500.0, 499.0, -500.0]])
-    assert near(of(1, logits=logits).logprobs, [-1.3132617])
+    assert near(of(1, logits=logits).logprobs, [-1.3132617]), (
+        "e to the power of 500 is more than fp32 holds: log_softmax subtracts the largest logit first"
+    )
+    assert near(of(2, logits=logits).logprobs, [-1000.3132617]), (
+        "a probability of e to the power of -1,000 is 0 in fp32, and the logarithm of 0 is -inf: the "
+        "logarithm is taken by a subtraction (log_softmax), never of a probability"
+    )
 
 
 def test_random_rows_equal_log_softmax():
     ids = torch.tensor([5, 299, 0, 17, 80, 123])
     scores, exact = score(RANDOM, ids, 20), RANDOM.double().log_softmax(-1)
-    assert near(scores.logprobs.double(), exact[range(6), ids])
+    assert near(scores.logprobs.double(), exact[range(6), ids]), "row r is scored for token_ids[r]"
     assert scores.ranks.tolist() == [
         1 + sum(other > row[id] for other in row) for row, id in zip(RANDOM, ids, strict=True)
-    ]
-    assert torch.equal(scores.top_ids, exact.topk(20).indices)
-    assert near(scores.top_logprobs.double(), exact.topk(20).values)
+    ], "a rank is 1 more than the number of likelier tokens"
+    same = torch.equal(scores.top_ids, exact.topk(20).indices)
+    assert same, "the n likeliest tokens of each row, the likeliest first"
+    near_top = near(scores.top_logprobs.double(), exact.topk(20).values)
+    assert near_top, "the likeliest have log probabilities, no logits: of the whole softmax"
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 4, 6, 50])

@@ -64,8 +64,12 @@ def test_the_articles_example():
     waits = [0.03, 0.05, 0.05, 0.07, 0.09, 0.2, 0.2, 0.22, 0.3, 0.4]
     histogram = filled((0.06, 0.1, 0.25, 0.5), waits)
     assert histogram.cumulative() == [3, 5, 8, 10, 10]
-    assert quantile(0.95, histogram.bounds, histogram.cumulative()) == pytest.approx(0.4375)
-    assert quantile(0.5, histogram.bounds, histogram.cumulative()) == pytest.approx(0.1)
+    assert quantile(0.95, histogram.bounds, histogram.cumulative()) == pytest.approx(0.4375), (
+        "rank 0.95 · 10 = 9.5 stays 9.5, and is not rounded: three quarters of the way from 8 to 10"
+    )
+    assert quantile(0.5, histogram.bounds, histogram.cumulative()) == pytest.approx(0.1), (
+        "rank 5 is the end of the bucket up to 100 ms"
+    )
 
 
 @pytest.mark.parametrize("q", [0, -0.1, 1.01, 50, float("nan")])

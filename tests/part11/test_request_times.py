@@ -54,10 +54,11 @@ def tokens(measured):
     _, metrics, reading = measured()
     reading.history = metrics.history
     progress = RequestProgress(make_request("a", prompt=7, output=50))
-    progress.request.stats.arrival = 10.0
+    progress.request.stats.arrival, progress.scheduled = 10.0, 11.5
 
     def come(*when: float):
         progress.request.stats.token_times += when
+        progress.request.token_ids += [1] * len(when)
         metrics._observe_tokens(progress)
         return reading
 
@@ -105,7 +106,7 @@ def test_the_prompt_counts_once_with_the_first_token(tokens):
     tokens(12.0)
     read = tokens(12.5)
     assert read("vllm:prompt_tokens_total") == 7, (
-        "the prompt's 7 tokens are counted with the first token, once"
+        "the prompt's 7 tokens are counted with the first token, once, and no output tokens among them"
     )
 
 
@@ -117,3 +118,18 @@ def test_tokens_that_come_together_are_one_gap(tokens):
     )
     assert read("vllm:generation_tokens_total") == 4, "all tokens of a step are counted"
     assert tokens(12.75).observed(INTER) == (2, 0.75), "the next gap begins with the newest of them"
+
+
+def test_after_tokens_that_came_together_each_token_counts_once(tokens):
+    tokens(12.0)
+    tokens(12.5, 12.5, 12.5)
+    tokens(13.0, 13.0, 13.0)
+    read = tokens(13.5)
+    counted = read("vllm:generation_tokens_total")
+    assert counted == 8, (
+        "1, 3, 3 and 1 tokens are 8: num_counted becomes the number of all output tokens, not one more; "
+        f"{counted:.0f} were counted"
+    )
+    assert read.observed(INTER) == (3, 1.5), (
+        "three gaps of 0.5: each begins with the newest token of the last step"
+    )

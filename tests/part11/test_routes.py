@@ -130,7 +130,7 @@ def test_the_board_and_the_configuration_name_only_what_there_is(server):
         for target in panel["targets"]
         for name in re.findall(r"\b(?:vllm|ruvon):\w+|\bprocess_\w+", target["expr"])
     }
-    assert len(panels) == 12
+    assert len(panels) == 13
     gpu = {name for name in used if "gpu" in name}  # there only where a GPU is in use
     assert gpu == {"ruvon:gpu_memory_used_bytes"}
     assert used - gpu <= there
