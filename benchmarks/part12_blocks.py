@@ -62,6 +62,7 @@ class Played(Listener):
     cache: PagedCache | SlotCache
     running: list[Request] = field(default_factory=list)  # the scheduler's own list
     maps: list[list[int]] = field(default_factory=list)  # [step][block]: the number of its owner
+    slots: list[list[tuple[int, int]]] = field(default_factory=list)  # [step][slot]: owner, tokens in it
     held: list[int] = field(default_factory=list)  # [step]: tokens that memory is set aside for
     known: list[int] = field(default_factory=list)  # [step]: tokens of those who run
     at_once: list[int] = field(default_factory=list)  # [step]: requests running
@@ -75,6 +76,15 @@ class Played(Listener):
         self.at_once.append(len(self.running))
         if isinstance(self.cache, PagedCache):
             self.maps.append(owners(self.cache))
+        else:
+            self.slots.append(self.slot_owners(self.cache))
+
+    def slot_owners(self, cache: SlotCache) -> list[tuple[int, int]]:
+        """Of each slot: the number of its request, or FREE, and how many tokens of it are known."""
+        owner = [(FREE, 0)] * cache.num_slots
+        for request in self.running:
+            owner[cache.slot_of[request.id]] = int(request.id.split("/")[0]), len(request.token_ids)
+        return owner
 
     def on_preempt(self, request: Request) -> None:
         self.preempted += 1
@@ -158,7 +168,8 @@ def main() -> None:
          "most": {"slots": max(slots.at_once), "paged": max(paged.at_once)}, "preempted": paged.preempted,
          "tokens": {"known": paged.known, "paged": paged.held, "slots_known": slots.known,
                     "slots": slots.held},
-         "map": [",".join(map(str, owner)) for owner in paged.maps[::2]]},
+         "map": [",".join(map(str, owner)) for owner in paged.maps[::2]],
+         "slots_map": [",".join(f"{owner}:{tokens}" for owner, tokens in step) for step in slots.slots[::2]]},
         {"waste": {"columns": columns, "rows": [[*row[:4], f"{row[4]:.1%}", row[5]] for row in rows]}},
     )  # fmt: skip
 

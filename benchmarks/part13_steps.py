@@ -5,7 +5,7 @@
 attention: one new token of each sequence over pages of 16 in random order, bf16, GPT-2 XL's heads and grouped
 ones; each kernel replayed in a CUDA graph with the GPU's cache flushed, median. store: new keys and values
 into their pages. launches: whole decode steps of GPT-2 XL's shape through the engine at a context of 512,
-with kernels launched one by one, in a graph, in a graph of tuned kernels, and one step ahead.
+with kernels launched one by one, in a graph, in a graph of tuned kernels, and one step ahead, in turns.
 
 The kernels of the first steps are here, and nowhere in the engine: article and notebook begin with them.
 """
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.record import RESULTS, record
 from benchmarks.shapes import GPT2_XL, dummy_folder
+from benchmarks.workloads import rounds
 from engine.attention.paged import Gathered, Pages
 from engine.kernels.paged_attention import num_splits, paged_attention
 
@@ -43,7 +44,8 @@ STEPS = {
 }
 CONTEXT = 512
 WINDOW = 16  # steps on either side of it
-BATCHES = (1, 64)
+BATCHES = (1, 64, 256)
+ROUNDS = 5
 LAUNCHES = {
     "eager": "one launch after the other",
     "graph": "the same kernels in a graph",
@@ -103,8 +105,8 @@ def _two_passes(
 ):  # fmt: skip
     head, sequence = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, WIDE)
-    own = (sequence * HQ + head) * DH + d
-    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    place = (sequence * HQ + head) * DH + d  # [WIDE]: of this head's query in q, and of its result in out
+    query = tl.load(q + place, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
     length = tl.load(lens + sequence)
     maximum = tl.full([], -float("inf"), tl.float32)
     for token in range(0, length):
@@ -120,7 +122,7 @@ def _two_passes(
         weight = tl.exp(tl.sum(query * k, 0) - maximum)
         total += weight
         weighted += weight * v
-    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+    tl.store(out + place, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
 
 
 @triton.jit
@@ -129,24 +131,24 @@ def _one_pass(
     HQ: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, WIDE)
-    own = (sequence * HQ + head) * DH + d
-    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    d = tl.arange(0, WIDE)  # [WIDE]: the numbers of a head, a power of two
+    place = (sequence * HQ + head) * DH + d  # [WIDE]: of this head's query in q, and of its result in out
+    query = tl.load(q + place, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
     length = tl.load(lens + sequence)
-    maximum = tl.full([], -float("inf"), tl.float32)
+    maximum = tl.full([], -float("inf"), tl.float32)  # the three that a running softmax carries
     total = tl.full([], 0.0, tl.float32)
     weighted = tl.zeros([WIDE], tl.float32)
     for token in range(0, length):
         row = _key_row(tables, sequence, token, width, head // (HQ // HKV), P, HKV)
-        k = tl.load(keys + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
-        v = tl.load(values + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
-        score = tl.sum(query * k, 0)
+        k = tl.load(keys + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)  # [WIDE]
+        v = tl.load(values + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)  # [WIDE]
+        score = tl.sum(query * k, 0)  # one number
         new = tl.maximum(maximum, score)
         shrink, weight = tl.exp(maximum - new), tl.exp(score - new)
         total = total * shrink + weight
         weighted = weighted * shrink + weight * v
         maximum = new
-    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+    tl.store(out + place, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
 
 
 @triton.jit
@@ -157,28 +159,28 @@ def _tiles(
 ):  # fmt: skip
     head, sequence = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, WIDE)
-    own = (sequence * HQ + head) * DH + d
-    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    place = (sequence * HQ + head) * DH + d  # [WIDE]: of this head's query in q, and of its result in out
+    query = tl.load(q + place, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
     length = tl.load(lens + sequence)
     maximum = tl.full([], -float("inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     weighted = tl.zeros([WIDE], tl.float32)
     for start in range(0, length, TOKENS):
         token = start + tl.arange(0, TOKENS)  # [TOKENS]
-        there = token < length
+        valid = token < length
         # beyond the end: the last token's address, so that nobody else's block is looked up
         row = _key_row(tables, sequence, tl.minimum(token, length - 1), width, head // (HQ // HKV), P, HKV)
         address = row[:, None] * DH + d[None, :]  # [TOKENS, WIDE]
-        inside = there[:, None] & (d < DH)[None, :]
+        inside = valid[:, None] & (d < DH)[None, :]
         k = tl.load(keys + address, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(values + address, mask=inside, other=0.0).to(tl.float32)
-        scores = tl.where(there, tl.sum(query[None, :] * k, 1), -float("inf"))  # [TOKENS]
+        scores = tl.where(valid, tl.sum(query[None, :] * k, 1), -float("inf"))  # [TOKENS]
         new = tl.maximum(maximum, tl.max(scores, 0))
         shrink, weights = tl.exp(maximum - new), tl.exp(scores - new)
         total = total * shrink + tl.sum(weights, 0)
         weighted = weighted * shrink + tl.sum(weights[:, None] * v, 0)
         maximum = new
-    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+    tl.store(out + place, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
 
 
 # Measuring attention
@@ -209,6 +211,7 @@ def attention(heads: Iterable[str] = HEADS, work: Iterable[str] = WORK) -> tuple
         Hq, Hkv, Dh = HEADS[name]
         found = {step: {} for step in STEPS}
         by_tile: dict[str, list[float]] = {}
+        by_tile_one_warp: dict[str, list[float]] = {}
         for label in work:
             S, N = WORK[label]
             pages, keys, values = scattered(S, N, Hkv, Dh)
@@ -228,9 +231,14 @@ def attention(heads: Iterable[str] = HEADS, work: Iterable[str] = WORK) -> tuple
                 assert error < 1e-2, f"{step}: relative error {error:.1e}"
                 found[step][f"s{label}"] = 1e3 * milliseconds(run)
             by_tile[f"s{label}"] = [1e3 * milliseconds(partial(tiles, *given, size)) for size in TILES]
+            by_tile_one_warp[f"s{label}"] = [
+                1e3 * milliseconds(partial(tiles, *given, size, num_warps=1)) for size in TILES
+            ]
             print(name, label, {step: round(us[f"s{label}"], 1) for step, us in found.items()})
             print("tiles", TILES, [round(us, 1) for us in by_tile[f"s{label}"]], flush=True)
-        figures[name] = {"us": found, "tiles": TILES, "tile_us": by_tile}
+        figures[name] = {
+            "us": found, "tiles": TILES, "tile_us": by_tile, "tile_us_one_warp": by_tile_one_warp,
+        }  # fmt: skip
         columns = ["step, µs", *(f"{S} × {N:,}" for S, N in map(WORK.get, work))]
         rows = [[STEPS[step], *us.values()] for step, us in found.items()]
         tables[name] = {"columns": columns, "rows": rows}
@@ -340,16 +348,26 @@ def launches() -> tuple[dict, dict]:
     folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
     model, tokenizer = load_model(folder, "cuda", "bfloat16", "dummy"), Tokenizer.from_pretrained(folder)
     ways = engines(model, tokenizer, max(BATCHES), CONTEXT + 4 * WINDOW)
-    figures: dict = {name: {} for name in ways}
-    for name, make in ways.items():
-        engine = make()
-        for batch in BATCHES:
-            times = [step_milliseconds(engine, batch) for _ in range(4)][1:]
+    made = {name: make() for name, make in ways.items()}  # over one memory, which they use in turns
+    figures: dict = {name: {} for name in made} | {"all_ms": {name: {} for name in made}}
+    for batch in BATCHES:
+        sides = {name: partial(step_milliseconds, engine, batch) for name, engine in made.items()}
+        rounds(sides, 1)  # warm
+        for name, times in rounds(sides, ROUNDS).items():
             figures[name][f"b{batch}"] = statistics.median(times)
-        print("launches", name, figures[name], flush=True)
-    columns = ["ms a step", *(f"{batch} sequence{'s' * (batch > 1)}" for batch in BATCHES)]
-    table = [[LAUNCHES[name], *figures[name].values()] for name in LAUNCHES]
-    return figures, {"launches": {"columns": columns, "rows": table}}
+            figures["all_ms"][name][f"b{batch}"] = times
+            print("launches", name, batch, times, flush=True)
+    columns = ["ms a step"]
+    for batch in BATCHES:
+        columns += [f"{batch} sequence{'s' * (batch > 1)}", "least to most"]
+    rows = []
+    for name, label in LAUNCHES.items():
+        row: list[str | float] = [label]
+        for batch in BATCHES:
+            times = figures["all_ms"][name][f"b{batch}"]
+            row += [figures[name][f"b{batch}"], f"{min(times):.2f} to {max(times):.2f}"]
+        rows.append(row)
+    return figures, {"launches": {"columns": columns, "rows": rows}}
 
 
 @torch.inference_mode()

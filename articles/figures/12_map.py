@@ -1,4 +1,4 @@
-"""Whose is which block, step by step, and how much memory is set aside for nothing.
+"""Whose is which slot and which block, step by step, and how much memory is set aside for nothing.
 
 python articles/figures/12_map.py    # writes 12_map.svg, from part12_blocks.json
 """
@@ -18,24 +18,55 @@ INK = "#334155"
 plt.rcParams.update({"svg.hashsalt": "12_map", "font.family": "DejaVu Sans", "font.size": 10})
 
 
+ASIDE = 20  # added to a request's number where its slot holds nothing
+
+
+def slots_as_blocks(steps: list[str], blocks: int, block_size: int) -> np.ndarray:
+    """[B, steps]: what the slots of each step would be as blocks: a request's number, and ASIDE more where
+    its slot holds nothing.
+    """
+    owners = np.full((blocks, len(steps)), -1)
+    for at, step in enumerate(steps):
+        slots = [tuple(map(int, slot.split(":"))) for slot in step.split(",")]
+        size = blocks // len(slots)
+        for number, (owner, tokens) in enumerate(slots):
+            if owner >= 0:
+                first, filled = number * size, -(-tokens // block_size)
+                owners[first : first + size, at] = owner + ASIDE
+                owners[first : first + filled, at] = owner
+    return owners
+
+
+def draw(ax: plt.Axes, owners: np.ndarray) -> None:
+    """A column for each second step, a row for each block."""
+    colours = np.array(plt.get_cmap("tab20").colors)
+    pale = 0.75 + 0.25 * colours
+    shown = owners + 2  # kept 0, free 1, the requests, and what is set aside for them
+    ax.imshow(
+        shown, aspect="auto", interpolation="nearest", vmin=0, vmax=41,
+        cmap=ListedColormap(["#e2e8f0", "white", *colours, *pale]),
+        extent=(0, 2 * owners.shape[1], len(shown), 0),
+    )  # fmt: skip
+    ax.set(ylabel="block")
+
+
 def main() -> None:
     result = json.loads(RESULT.read_text())
     figures, room = result["figures"], result["workload"]["blocks"] * result["workload"]["block_size"]
-    owners = np.array([[int(number) for number in row.split(",")] for row in figures["map"]]).T  # [B, steps]
-    shown = owners + 2  # kept 0, free 1, then the requests
-    colours = ["#e2e8f0", "white", *plt.get_cmap("tab20").colors]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9.6, 6.4), layout="constrained", height_ratios=[1.5, 1], sharex=True
+    blocks = result["workload"]["blocks"]
+    pages = np.array([[int(number) for number in row.split(",")] for row in figures["map"]]).T  # [B, steps]
+    figure, (top, middle, bottom) = plt.subplots(
+        3, 1, figsize=(9.6, 8.6), layout="constrained", height_ratios=[1.3, 1.3, 1], sharex=True
     )
-    steps = 2 * owners.shape[1]
-    top.imshow(
-        shown, aspect="auto", interpolation="nearest", cmap=ListedColormap(colours), vmin=0, vmax=21,
-        extent=(0, steps, len(shown), 0),
-    )  # fmt: skip
-    top.set(ylabel="block")
+    draw(top, slots_as_blocks(figures["slots_map"], blocks, result["workload"]["block_size"]))
     top.set_title(
-        "pages: each colour is a request, white is free, grey is free and can still be found",
-        loc="left", fontsize=10.5,
+        "slots: each colour is a request, what is pale is set aside and holds nothing", loc="left",
+        fontsize=10.5,
+    )  # fmt: skip
+    draw(middle, pages)
+    middle.set_title(
+        "pages, in the same memory: white is free, grey is free and can still be found", loc="left",
+        fontsize=10.5,
     )  # fmt: skip
     tokens = figures["tokens"]
     for known, held, name, colour in (
@@ -46,7 +77,7 @@ def main() -> None:
         bottom.plot(known, color=colour, lw=2.2, ls=":", label=f"{name}: in use")
     bottom.axhline(room, color=INK, ls="--", lw=0.8)
     bottom.set(xlabel="step", ylabel="tokens", ylim=(0, room * 1.1), xlim=(0, len(tokens["slots"])))
-    bottom.legend(frameon=False, ncols=2, loc="center right", fontsize=9)
+    bottom.legend(frameon=False, ncols=2, loc="center", bbox_to_anchor=(0.5, 0.62), fontsize=9)
     bottom.spines[["top", "right"]].set_visible(False)
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, bbox_inches="tight", metadata={"Date": None})

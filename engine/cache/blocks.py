@@ -88,7 +88,7 @@ class BlockManager:
         references joins the free queue: at the end if its contents can be found, at the front otherwise.
         The sequence's last block joins first. So a beginning, which more requests can share, is kept longest.
 
-        Raises ValueError for a block that is free already.
+        Raises ValueError for a block that is free already. The blocks behind it in `blocks` are freed then.
         """
         for block in reversed(blocks):
             if not self.references[block]:

@@ -80,7 +80,8 @@ class PagedCache:
         if computed is None:
             return None
         cached_blocks, num_cached = computed.blocks, computed.num_tokens
-        # 2. Is there room for the rest? A cached block without a reference counts as free, too, but is taken.
+        # 2. Is there room for the rest, with the copy of a block that is not full? A cached block without a
+        #    reference counts as free, too, but is taken.
         num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
         if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
@@ -123,7 +124,10 @@ class PagedCache:
         return ComputedPrefix(num_tokens, blocks, parent.chain[: num_tokens // self.block_size])
 
     def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
-        """Admit a sequence that was swapped out, if `num_needed` blocks are free. Returns as `admit` does."""
+        """Admit a sequence that was swapped out, if `num_needed` blocks are free. Returns as `admit` does.
+
+        `queried_tokens` stays as it is, since nothing is looked up in the prefix cache.
+        """
         if num_needed > self.blocks.num_free:
             return None
         swapped = self.swap.take(seq.id)

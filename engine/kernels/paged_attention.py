@@ -97,7 +97,8 @@ def _attend(
     heads that share the key head.
 
     tables[S, width]. PADDED and DH_PADDED are powers of two, at least 16. A part has `tokens_per_part`
-    tokens. A part without tokens writes nothing. With SPLITS = 1 the mean goes to out[S, HQ, DH]. Otherwise
+    tokens. A part without tokens writes nothing: its program returns. A score is q·k · scale, and weighs
+    e^(score - maximum). With SPLITS = 1 the mean goes to out[S, HQ, DH]. Otherwise
     each query head writes three results: its weighted sum to parts[S, HQ, SPLITS, DH], the maximum score, to
     which the sum is relative, to maxima[S, HQ, SPLITS], and the total weight to totals[S, HQ, SPLITS].
     """
