@@ -76,7 +76,9 @@ def test_any_total_among_any_weights(total, weights):
         rounded_down, remainder = divmod(total * weight, sum(weights))
         ranks[part > rounded_down].append((remainder, -i))
     if ranks[True] and ranks[False]:
-        assert min(ranks[True]) > max(ranks[False]), "the larger remainder comes first; of equals, the earliest"
+        assert min(ranks[True]) > max(ranks[False]), (
+            "the larger remainder comes first; of equals, the earliest"
+        )
 
 
 @pytest.mark.parametrize(
