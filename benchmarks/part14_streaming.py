@@ -148,7 +148,8 @@ def main() -> None:
             ],
             "rows": [
                 [int(users), name, round(one["first_word_ms"], 1), round(one["last_word_ms"], 1),
-                 *(round(ms, 1) for ms in one["last_word_ms_spread"]), round(one["words_per_second"], 1), round(one["read_seconds"], 2)]
+                 *(round(ms, 1) for ms in one["last_word_ms_spread"]),
+                 round(one["words_per_second"], 1), round(one["read_seconds"], 2)]
                 for users, both in by.items() for name, one in both.items()
             ],
         },
