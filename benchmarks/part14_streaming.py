@@ -1,6 +1,6 @@
 """What does a stream give to readers, and what does it cost the server?
 
-    python -m benchmarks.part14_streaming [--repeats 3] [--tokens 128]      # a minute or two
+    python -m benchmarks.part14_streaming [--repeats 5] [--tokens 128]      # a minute or two
 
 A server in this process, whose event loop has a clock of its own (processor time of its thread), and 1, 8 or
 32 readers in another. They all ask at once, for a stream or for an answer in one piece; the ways in turns.
@@ -40,7 +40,7 @@ STOP_ALLOWED, STOP_AFTER = 200, 20  # tokens, pieces
 WAYS = {"stream": streamed, "one piece": at_once}
 
 
-def build() -> tuple[LLMEngine, FastAPI]:
+def build() -> tuple[EngineThread, FastAPI]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=max(USERS)))
     memory = SlotMemory(model.config, max(USERS), 256)
@@ -48,16 +48,20 @@ def build() -> tuple[LLMEngine, FastAPI]:
     runner = ModelRunner([EagerWay(model, memory)], memory)
     engine = LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=256)
     template = ChatTemplate.from_pretrained(MODEL)
-    return engine, create_app(EngineThread(engine, MODEL), [chat_routes(tokenizer, model.config, template)])
+    backend = EngineThread(engine, MODEL)
+    return backend, create_app(backend, [chat_routes(tokenizer, model.config, template)])
 
 
 @contextmanager
-def clocked(app: FastAPI) -> Iterator[tuple[str, int]]:
-    """(address, clock of its event loop's thread) of a server."""
+def clocked(app: FastAPI) -> Iterator[tuple[str, dict[str, int]]]:
+    """(address of a server, clocks of the processor time of its threads "engine" and "loop")"""
     others = set(threading.enumerate())
     with served(app) as address:
-        (loop,) = [t for t in threading.enumerate() if t not in others and t.name != "engine"]
-        yield address, time.pthread_getcpuclockid(loop.ident)
+        new = [thread for thread in threading.enumerate() if thread not in others]
+        (engine,) = [thread for thread in new if thread.name == "engine"]
+        (loop,) = [thread for thread in new if thread.name != "engine"]
+        threads = {"engine": engine, "loop": loop}
+        yield address, {name: time.pthread_getcpuclockid(t.ident) for name, t in threads.items()}
 
 
 class Computed(Listener):
@@ -84,13 +88,14 @@ def stopped(address: str, engine: LLMEngine) -> dict[str, int]:
 
 
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], repeats=3, tokens=128)
+    args = whole_numbers(__doc__.splitlines()[0], repeats=5, tokens=128)
     torch.set_num_threads(1)
     wishes = {"max_completion_tokens": args.tokens, "temperature": 0.8, "ignore_eos": True}
     found: dict[tuple[int, str], list[tuple[list[Seen], float]]] = {}
     spawn = multiprocessing.get_context("spawn")
-    engine, app = build()
-    with clocked(app) as (address, clock), ProcessPoolExecutor(1, spawn) as readers:
+    backend, app = build()
+    engine = backend.engine
+    with clocked(app) as (address, clocks), ProcessPoolExecutor(1, spawn) as readers:
         for way in WAYS.values():  # to warm up
             readers.submit(crowd, address, [way], wishes).result()
         stream_bytes = wire_bytes(address, 0, wishes)
@@ -98,15 +103,19 @@ def main() -> None:
         for _ in range(args.repeats):
             for users in USERS:
                 for name, way in WAYS.items():
-                    before = time.clock_gettime(clock)
+                    before = time.clock_gettime(clocks["loop"])
                     seen = readers.submit(crowd, address, [way] * users, wishes).result()
-                    found.setdefault((users, name), []).append((seen, time.clock_gettime(clock) - before))
+                    found.setdefault((users, name), []).append(
+                        (seen, time.clock_gettime(clocks["loop"]) - before)
+                    )
     figures = {"bytes_per_token": {}, "users": {}, "stop": stop}
     for (users, name), rounds in found.items():
         everyone = [seen for seen, _ in rounds for seen in seen]
+        last_words = [statistics.median(one.last_word for one in seen) * 1e3 for seen, _ in rounds]
         figures["users"].setdefault(str(users), {})[name] = {
             "first_word_ms": statistics.median(seen.first_word for seen in everyone) * 1e3,
             "last_word_ms": statistics.median(seen.last_word for seen in everyone) * 1e3,
+            "last_word_ms_spread": [min(last_words), max(last_words)],
             "read_seconds": statistics.median(seen.read for seen in everyone),
             "words_per_second": statistics.median(len(seen.words) / seen.last_word for seen in everyone),
             "loop_us_per_token": statistics.median(
@@ -134,11 +143,12 @@ def main() -> None:
     tables = {
         "readers": {
             "columns": [
-                "users at once", "way", "first word, ms", "last word, ms", "words per second",
-                "all read after, s",
+                "users at once", "way", "first word, ms", "last word, ms", "least", "most",
+                "words per second", "all read after, s",
             ],
             "rows": [
                 [int(users), name, round(one["first_word_ms"], 1), round(one["last_word_ms"], 1),
+                 *(round(ms, 1) for ms in one["last_word_ms_spread"]),
                  round(one["words_per_second"], 1), round(one["read_seconds"], 2)]
                 for users, both in by.items() for name, one in both.items()
             ],

@@ -23,6 +23,7 @@ from engine.wiring.neutral_options import Neutral
 LAST_PORT = 65535
 ACCESS = "Who may ask, and where"  # headings in the help
 LIMITS = "How much is taken on"
+STREAMS = "How answers are streamed"
 TOOLS = "Tools and thoughts"
 COSTS = "What it costs"
 
@@ -77,6 +78,9 @@ class ServeFlags:
         float | None,
         flag(LIMITS, "Seconds for answers under way, after Ctrl-C or SIGTERM; default: 10.", min=0, max=3600),
     ] = None
+    stream_interval: Annotated[
+        int, flag(STREAMS, "Tokens from one event of a stream to the next; the first comes at once.", min=1)
+    ] = 1
     lora_modules: Annotated[
         list[str] | None,
         flag(ADAPTERS, "Adapters from the start, each as name=folder."),

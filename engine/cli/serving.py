@@ -100,6 +100,7 @@ class Service:
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
+        self.engine_thread.stream_interval = flags.stream_interval
         is_traced = args.otlp_traces_endpoint is not None
         self.backend = Admission(
             TracedBackend(self.engine_thread) if is_traced else self.engine_thread,

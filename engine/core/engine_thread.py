@@ -49,6 +49,9 @@ class EngineThread:
         """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
+        # A reader gets an output with its request's first token, and then after each so many tokens: of n
+        # samples, after so many of each in the mean. The last output comes at once (Part 14).
+        self.stream_interval = 1
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards `_running`: no command is queued once the thread has ended
         self._running = self._stopping = False
@@ -305,9 +308,20 @@ class EngineThread:
                 continue
             if output.finished:
                 del self._mailboxes[output.request_id]
+            elif self.stream_interval > 1 and not self._is_due(output, mailbox):
+                continue
             by_mailbox[mailbox] = output
         if by_mailbox:
             self._send(by_mailbox)
+
+    def _is_due(self, output: RequestOutput, mailbox: Mailbox) -> bool:
+        """Whether an unfinished output is sent now (`stream_interval`). Counts its tokens as sent if so."""
+        num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+        num_new = num_tokens - mailbox.num_tokens_sent
+        if mailbox.num_tokens_sent and num_new < self.stream_interval * len(output.outputs):
+            return False
+        mailbox.num_tokens_sent = num_tokens
+        return True
 
     def _send(self, by_mailbox: dict[Mailbox, RequestOutput | Exception]) -> None:
         """Send each output or exception to its mailbox, with one call for each event loop."""

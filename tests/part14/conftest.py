@@ -11,6 +11,7 @@ from engine.server.chat import chat_routes
 from engine.server.generate import generate_route
 from engine.server.tokenization import tokenization_routes
 from tests.part04.serving import serve
+from tests.part06.conftest import engine, gate  # noqa: F401
 from tests.part06.fakes import at_rest
 from tests.part10.conftest import (  # noqa: F401
     fake_engine,
@@ -28,11 +29,12 @@ def serving(scoring_engine, passed):  # noqa: F811
     with ExitStack() as stack:
 
         def start(**options) -> str:
-            engine = scoring_engine()
-            start.backend = stack.enter_context(at_rest(EngineThread(engine, "m"), passed))
+            llm_engine = scoring_engine()
+            start.backend = stack.enter_context(at_rest(EngineThread(llm_engine, "m"), passed))
+            tokenizer, config = llm_engine.tokenizer, llm_engine.config
             template = ChatTemplate.from_pretrained("storyteller")
-            extensions = [chat_routes(engine.tokenizer, engine.config, template), generate_route]
-            extensions.append(tokenization_routes(engine.tokenizer, engine.config, template))
+            extensions = [chat_routes(tokenizer, config, template), generate_route]
+            extensions.append(tokenization_routes(tokenizer, config, template))
             return stack.enter_context(serve(create_app(start.backend, extensions, **options)))
 
         yield start

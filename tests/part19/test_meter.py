@@ -83,6 +83,18 @@ def test_the_last_nanosecond_is_given_out(played):
     )
 
 
+def test_the_works_of_all_requests_are_shared_out_in_one_go():
+    """Three equal works, two of them of one request: what it read of the cache, and what it computed."""
+    played = Played(Weights(input=1, output=1, held=1))
+    hit, other = Asked("a", 12), Asked("b", 4)
+    played.arrive(0, hit, other)
+    hit.computed = 8  # found in the cache
+    played.step(0, 11e-9, {hit: 4, other: 4})
+    assert [request.stats.account.total_ns for request in (hit, other)] == [8, 3], (
+        "11 ns among three equal works are 4, 4 and 3: not first among the requests, which would be 7 and 4"
+    )
+
+
 def test_time_between_two_steps_belongs_to_the_step_that_ends_it(played):
     one = Asked("a")
     played.arrive(0, one)
@@ -121,7 +133,7 @@ def test_a_failed_step_costs_its_requests_nothing(played):
     played.arrive(0, one)
     played.step(0, 3, {one: 10}, error="RuntimeError: the cable came loose")
     assert paid(one) == {}, "a failed step was for nothing: no request pays for it"
-    assert played.seconds(3) == {"failed": 3}
+    assert played.seconds(3) == {"failed": 3}, "a failed step took its time: the operator pays, as `failed`"
     played.step(3, 5, {one: 10})
     assert paid(one) == {"input": 2}, "what a failed step did was not reached: it is done for the first time"
     assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 1}

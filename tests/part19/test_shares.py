@@ -21,6 +21,9 @@ def test_the_parts_add_up():
 def test_what_is_left_over_goes_to_the_largest_remainder():
     assert share_out(7, [2, 3, 1]) == [2, 4, 1], "of 2⅓, 3½ and 1⅙, the ½ is the largest remainder"
     assert share_out(1, [5, 6, 4]) == [0, 1, 0], "the largest remainder has the one that is left over"
+    assert share_out(2, [5, 3]) == [1, 1], (
+        "exactly 1¼ and ¾: what is left over goes to the largest remainder, not to the largest weight"
+    )
 
 
 def test_what_is_left_over_goes_out_in_ones():
@@ -36,12 +39,19 @@ def test_a_weight_of_nothing_gets_nothing():
 def test_large_numbers_are_exact():
     total = 10**30 + 1
     assert share_out(total, [1, 1]) == [total // 2 + 1, total // 2], "whole numbers, not floats: exact"
+    assert share_out(5 * 10**16, [1, 10**17]) == [0, 5 * 10**16], (
+        "remainders are whole numbers, too: the second is the larger one, by less than a float can tell"
+    )
 
 
 def test_nothing_to_share_is_nothing_for_everybody():
     assert share_out(0, [3, 4]) == [0, 0]
-    assert share_out(0, [0, 0]) == [0, 0], "nothing to share, and nobody with a weight: all get 0"
-    assert share_out(0, []) == []
+    for weights in ([0, 0], []):
+        try:
+            parts = share_out(0, weights)
+        except ZeroDivisionError:
+            parts = None
+        assert parts == [0] * len(weights), "nothing to share, and nobody with a weight: all get 0"
 
 
 @pytest.mark.parametrize(("total", "weights"), [(1, [0, 0]), (1, []), (-1, [1]), (5, [3, -1])])
@@ -59,6 +69,15 @@ def test_any_total_among_any_weights(total, weights):
     for part, weight in zip(parts, weights, strict=True):
         assert abs(part * sum(weights) - total * weight) < sum(weights), (
             "less than a whole unit away from the exact share"
+        )
+    # (remainder, the earliest first) of those who got one more than their share rounded down, and of the rest
+    ranks: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        rounded_down, remainder = divmod(total * weight, sum(weights))
+        ranks[part > rounded_down].append((remainder, -i))
+    if ranks[True] and ranks[False]:
+        assert min(ranks[True]) > max(ranks[False]), (
+            "the larger remainder comes first; of equals, the earliest"
         )
 
 

@@ -230,3 +230,10 @@ def test_another_value_is_refused_with_the_reason(arguments, words):
     message = refusal("serve", "--port", "0", *arguments)
     assert message.startswith("ruvon serve: ")
     assert words in message
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_a_streams_interval_reaches_the_engines_thread(adapters):
+    args = EngineArgs(model="storyteller-draft", max_num_seqs=2, enable_lora=adapters)
+    service = Service(args, ServeFlags(stream_interval=5))
+    assert service.engine_thread.stream_interval == 5
