@@ -358,3 +358,8 @@ def test_one_bound_of_the_lookup_may_be_given_alone(given, longest, shortest):
 def test_a_wrong_configuration_is_refused_by_name(given, words):
     with pytest.raises(ValueError, match=words):
         SpeculativeConfig.from_dict(given)
+
+
+def test_a_table_of_another_kind_is_refused_where_no_dict_is_read():
+    with pytest.raises(ValueError, match="step_times=5: a StepTimes is accepted"):
+        SpeculativeConfig(2, step_times=5)
