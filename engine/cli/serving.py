@@ -31,7 +31,7 @@ from engine.server.capacity import Capacity, queue_limits
 from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
-from engine.server.deadline import deadlines
+from engine.server.deadline import add_deadlines
 from engine.server.extensions import optional_module
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
@@ -43,7 +43,7 @@ from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.server.tokenization import tokenization_routes
-from engine.server.trace_context import TracedBackend, trace_context
+from engine.server.trace_context import TracedBackend, add_trace_context
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
@@ -142,7 +142,7 @@ class Service:
             if adapter_engine:
                 api.more_options.append(adapter_engine.options)
         extensions: list[Extension] = [
-            deadlines,
+            add_deadlines,
             telemetry_routes(metrics),
             live_routes(LiveView(engine, self.name), self.engine_thread),
             http_metrics(metrics.registry, UNCOUNTED_PATHS),
@@ -153,7 +153,7 @@ class Service:
             chat_page,
         ]
         if self.args.otlp_traces_endpoint is not None:
-            extensions.append(trace_context)
+            extensions.append(add_trace_context)
         if adapter_engine and self.flags.lora_dir:
             extensions.append(adapter_routes(adapter_engine, self.flags.lora_dir))
         return create_app(

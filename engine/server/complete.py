@@ -97,7 +97,7 @@ async def _admit(
         for i, prompt in enumerate(prompts):
             try:
                 stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
-            except ParameterError as error:
+            except (ParameterError, RequestError) as error:
                 raise as_sent(error, body) from None
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
