@@ -23,7 +23,7 @@ from engine.lora.manager import AdapterManager
 from engine.machine.version import ruvon_version
 from engine.models.checkpoint import read_text
 from engine.scheduling.elastic import ElasticScheduler
-from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
+from engine.server.adapters import AdapterEngineThread, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
 from engine.server.app import Extension, create_app
@@ -95,9 +95,10 @@ class Service:
         )
         self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
-            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters, aliases)
+            adapter_thread = AdapterEngineThread(self.engine, self.name, adapters, aliases)
             for adapter, folder in named_folders(flags.lora_modules or ()).items():
-                adapters.load(adapter, adapter_engine.read(adapter, folder))
+                adapters.load(adapter, adapter_thread.read(adapter, folder))
+            self.engine_thread = adapter_thread
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
         is_traced = args.otlp_traces_endpoint is not None
@@ -124,7 +125,7 @@ class Service:
         """
         engine = self.engine
         self.metrics = metrics = self._engine_metrics()
-        adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
+        adapter_thread = self.engine_thread if isinstance(self.engine_thread, AdapterEngineThread) else None
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
@@ -136,11 +137,11 @@ class Service:
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
-            api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
+            api.name_of_alias = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
             if costs:
                 api.more_usage.append(usage_cost(costs.price, costs.api_price))
-            if adapter_engine:
-                api.more_options.append(adapter_engine.options)
+            if adapter_thread:
+                api.more_options.append(adapter_thread.options)
         extensions: list[Extension] = [
             add_deadlines,
             telemetry_routes(metrics),
@@ -154,8 +155,8 @@ class Service:
         ]
         if self.args.otlp_traces_endpoint is not None:
             extensions.append(add_trace_context)
-        if adapter_engine and self.flags.lora_dir:
-            extensions.append(adapter_routes(adapter_engine, self.flags.lora_dir))
+        if adapter_thread and self.flags.lora_dir:
+            extensions.append(adapter_routes(adapter_thread, self.flags.lora_dir))
         return create_app(
             self.backend,
             extensions=extensions,
@@ -186,7 +187,7 @@ class Service:
         name, without the folder that holds it.
         """
         details: dict[str, Any] = {"root": public_name(self.args.model), "parent": None}
-        if isinstance(self.engine_thread, AdapterEngine) and name in self.engine_thread.manager.key_of:
+        if isinstance(self.engine_thread, AdapterEngineThread) and name in self.engine_thread.manager.key_of:
             details = {"root": name} | self.engine_thread.details_of(name)
         return details | {"max_model_len": self.engine.max_model_len}
 

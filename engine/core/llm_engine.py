@@ -198,7 +198,7 @@ class LLMEngine:
                 self.listeners.tell("on_finish", request)
         return self._output(request_id)
 
-    def lose(self, error: BaseException) -> None:
+    def report_lost(self, error: BaseException) -> None:
         """Call each callback of `on_lost` with `error`, the reason why no step can be computed any more. Any
         thread may call this.
         """

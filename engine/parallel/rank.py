@@ -14,7 +14,7 @@ from engine.parallel.shards import Shards
 
 
 class Rank:
-    """This process's rank, as the wiring of one device needs it (`Rank` in engine/wiring/sharing.py)."""
+    """This process's rank: the `Rank` of engine/wiring/rank_interface.py."""
 
     def __init__(self, group: Group, workers: Workers | None = None) -> None:
         """`workers`: the processes of the other ranks, on rank 0; None on the other ranks."""

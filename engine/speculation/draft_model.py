@@ -82,7 +82,7 @@ class DraftModel:
         """
         self.runner, self.cache, self.max_positions = runner, cache, max_positions
 
-    def unread(self, request: Request, ids: Sequence[int]) -> int:
+    def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many of the known tokens `ids` must be computed before a draft: at least the last token, for
         its logits. Confirmed drafts are computed already.
         """
@@ -104,7 +104,7 @@ class DraftModel:
         """
         sequences: list[_Sequence] = []
         for (request, ids), count in zip(texts, max_tokens, strict=True):
-            start = len(ids) - self.unread(request, ids)
+            start = len(ids) - self.num_unread(request, ids)
             sequences.append(_Sequence(request, ids, count, start, ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.

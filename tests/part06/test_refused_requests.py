@@ -74,7 +74,9 @@ def test_a_priority_beyond_reason_is_refused(fake_engine, priority):
         engine.add_request("a", "hello", GREEDY, priority=priority)
 
 
-@pytest.mark.parametrize(("max_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201), (400, 201)])
+@pytest.mark.parametrize(
+    ("max_tokens", "max_model_len"), [(40, None), (40, 41), (40, 0), (200, 201), (400, 201)]
+)
 def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
     max_tokens, max_model_len
 ):

@@ -300,7 +300,7 @@ def test_the_cost_stands_in_the_usage(scoring_engine, passed):  # noqa: F811
 
 def test_another_name_of_the_model_is_answered_with_its_first():
     api = Chat(TOKENIZER)
-    api.first_name = {"team/script-2": "script"}
+    api.name_of_alias = {"team/script-2": "script"}
     with client_of(ScriptedBackend(), extensions=[route(api)]) as client:
         answer = client.post("/v1/responses", json=SCRIPTED | {"model": "team/script-2"})
     assert answer.json()["model"] == "script"
