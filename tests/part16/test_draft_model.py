@@ -174,7 +174,8 @@ def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     draft.cache.release(one)
     again = request(draft, wrong, "b")
     assert draft.cache.allocations["b"].num_committed == 2 * P, "the target finds two blocks"
-    assert draft.num_unread(again, wrong) == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
+    num_unread = draft.num_unread(again, wrong)
+    assert num_unread == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
     assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
 
