@@ -19,8 +19,8 @@ from rich import print
 from rich.table import Table
 
 from benchmarks.record import record
+from engine.cache.buffer import BufferCache, BufferMemory
 from engine.cache.single import CachedForward
-from engine.cache.single_sequence import SingleSequenceCache, SingleSequenceMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
@@ -138,7 +138,7 @@ def main() -> None:
     config = model.config
 
     def make_engine(*listeners: Listener) -> LLMEngine:
-        memory = SingleSequenceMemory(config)
+        memory = BufferMemory(config)
         runner = ModelRunner([EagerWay(model, memory)], memory)
         return LLMEngine(tokenizer, config, FIFOScheduler(memory.plan()), runner, Listeners(listeners))
 
@@ -174,7 +174,7 @@ def main() -> None:
     no_model = ReadyMade(torch.zeros(1, config.vocab_size))
 
     def make_idle(listener: Listener) -> LLMEngine:
-        scheduler, runner = FIFOScheduler(SingleSequenceCache(config.max_positions)), ModelRunner([no_model])
+        scheduler, runner = FIFOScheduler(BufferCache(config.max_positions)), ModelRunner([no_model])
         return LLMEngine(tokenizer, config, scheduler, runner, Listeners([listener]))
 
     bare = Records()

@@ -55,7 +55,7 @@ class Spoilt:
 
     def __init__(self, proposer, share: float) -> None:
         self.proposer, self.share, self._random = proposer, share, Random(0)
-        self.max_positions, self.unread = proposer.max_positions, proposer.unread
+        self.max_positions, self.num_unread = proposer.max_positions, proposer.num_unread
 
     def propose(self, texts, most) -> list[list[int]]:
         made = self.proposer.propose(texts, most)

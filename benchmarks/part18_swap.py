@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.part18_engines import ADAPTERS, engine_with_slots
 from benchmarks.record import record, show
 from engine.decoding.params import SamplingParams
-from engine.server.adapters import AdapterEngine
+from engine.server.adapters import AdapterEngineThread
 
 FOREVER = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
-async def pauses(backend: AdapterEngine, until: asyncio.Event) -> list[float]:
+async def pauses(backend: AdapterEngineThread, until: asyncio.Event) -> list[float]:
     """Seconds between a stream's outputs. When one ends, the next begins; its first token does not count."""
     found, number = [], 0
     while not until.is_set():
@@ -48,7 +48,7 @@ async def pauses(backend: AdapterEngine, until: asyncio.Event) -> list[float]:
 async def measure(swaps: int) -> dict[str, list[float]]:
     """Seconds of each swap, of the copy in it, and of the stream's pauses with and without."""
     engine, manager = engine_with_slots(4)
-    backend = AdapterEngine(engine, "base", manager)
+    backend = AdapterEngineThread(engine, "base", manager)
     found: dict[str, list[float]] = {name: [] for name in ("swap", "copy", "with", "without")}
     write = manager.slots.write
 

@@ -70,7 +70,8 @@ class CachedForward:
         self.model = model
         parameter = next(model.parameters())
         self.device = parameter.device
-        max_tokens = max_tokens or model.config.max_positions
+        if max_tokens is None:
+            max_tokens = model.config.max_positions
         self.cache = SingleCache(model.config, max_tokens, parameter.device, parameter.dtype, kernel)
 
     @torch.inference_mode()

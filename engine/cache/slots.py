@@ -94,7 +94,9 @@ class SlotMemory:
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
     ) -> None:
-        self.num_slots, self.slot_tokens = num_slots, slot_tokens or config.max_positions
+        """`slot_tokens` is the room of a slot; None takes what the model's longest sequence needs."""
+        self.num_slots = num_slots
+        self.slot_tokens = config.max_positions if slot_tokens is None else slot_tokens
         # Heads come before tokens, so that one head's keys are one matrix. The memory starts with zeros,
         # because a mask hides any number behind a sequence's end except a NaN.
         shape = (2, config.num_layers, num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)

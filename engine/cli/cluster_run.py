@@ -28,6 +28,7 @@ from engine.wiring.loading import public_name
 OBJECT_STORE_BYTES = 2**27  # of shared memory; answers need hardly any, and Ray's default is 30% of it all
 QUIET = {"log_level": "WARNING", "enable_access_log": False}  # by default, Ray logs a line for each request
 POLL_SECONDS = 0.2  # between two looks at whatever this command waits for
+REPLACE_SECONDS = 10  # how long Ray may take to begin to replace replicas
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SignalQueue = queue.SimpleQueue[int]  # numbers of the signals that have come and are not handled yet
 
@@ -170,7 +171,12 @@ def _deploy(app: Any) -> None:
     is_first = NAME not in serve.status().applications
     target = serve.RunTarget(app, NAME, "/", logging_config=QUIET)
     serve.run_many([target], wait_for_applications_running=False)
-    while not is_first and _is_running():  # until Ray has begun to replace the old replicas
+    if is_first:
+        return
+    # Wait until Ray has begun to replace the old replicas, which run until then. Ray may also begin and end
+    # between two looks, hence the bound.
+    deadline = time.monotonic() + REPLACE_SECONDS
+    while _is_running() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
 
 
@@ -189,16 +195,25 @@ def _drain(seconds: float, signals: SignalQueue) -> None:
     """
     handle = serve.get_app_handle(NAME)
 
-    def ask_all(method: str, *arguments: float) -> list[Any]:
-        """Each replica's answer to a call of `method`; [] if no replica answers."""
+    def ask_all(method: str, *arguments: float) -> list[Any] | None:
+        """Each replica's answer to a call of `method`: [] if no replica runs any more, and None if one does
+        not answer in ANSWER_SECONDS.
+        """
         try:
             response = handle.broadcast(method, *arguments)
             return response.results(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        except (TimeoutError, RayServeException):
+        except TimeoutError:
+            return None
+        except RayServeException:
             return []
+
+    def are_idle() -> bool:
+        """Whether no replica has a request under way. One that does not answer in time may have some."""
+        answers = ask_all("is_idle")
+        return answers is not None and False not in answers
 
     ask_all("begin_shutdown", seconds)
     deadline = time.monotonic() + seconds
-    while False in ask_all("is_idle") and signals.empty() and time.monotonic() < deadline:
+    while not are_idle() and signals.empty() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     ask_all("end_all")

@@ -23,7 +23,7 @@ from engine.lora.manager import AdapterManager
 from engine.machine.version import ruvon_version
 from engine.models.checkpoint import read_text
 from engine.scheduling.elastic import ElasticScheduler
-from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
+from engine.server.adapters import AdapterEngineThread, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
 from engine.server.app import Extension, create_app
@@ -31,7 +31,7 @@ from engine.server.capacity import Capacity, queue_limits
 from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
-from engine.server.deadline import deadlines
+from engine.server.deadline import add_deadlines
 from engine.server.extensions import optional_module
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
@@ -43,7 +43,7 @@ from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.server.tokenization import tokenization_routes
-from engine.server.trace_context import TracedBackend, trace_context
+from engine.server.trace_context import TracedBackend, add_trace_context
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
@@ -95,9 +95,10 @@ class Service:
         )
         self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
-            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters, aliases)
+            adapter_thread = AdapterEngineThread(self.engine, self.name, adapters, aliases)
             for adapter, folder in named_folders(flags.lora_modules or ()).items():
-                adapters.load(adapter, adapter_engine.read(adapter, folder))
+                adapters.load(adapter, adapter_thread.read(adapter, folder))
+            self.engine_thread = adapter_thread
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
         self.engine_thread.stream_interval = flags.stream_interval
@@ -125,7 +126,7 @@ class Service:
         """
         engine = self.engine
         self.metrics = metrics = self._engine_metrics()
-        adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
+        adapter_thread = self.engine_thread if isinstance(self.engine_thread, AdapterEngineThread) else None
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
@@ -137,13 +138,13 @@ class Service:
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
-            api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
+            api.name_of_alias = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
             if costs:
                 api.more_usage.append(usage_cost(costs.price, costs.api_price))
-            if adapter_engine:
-                api.more_options.append(adapter_engine.options)
+            if adapter_thread:
+                api.more_options.append(adapter_thread.options)
         extensions: list[Extension] = [
-            deadlines,
+            add_deadlines,
             telemetry_routes(metrics),
             live_routes(LiveView(engine, self.name), self.engine_thread),
             http_metrics(metrics.registry, UNCOUNTED_PATHS),
@@ -154,9 +155,9 @@ class Service:
             chat_page,
         ]
         if self.args.otlp_traces_endpoint is not None:
-            extensions.append(trace_context)
-        if adapter_engine and self.flags.lora_dir:
-            extensions.append(adapter_routes(adapter_engine, self.flags.lora_dir))
+            extensions.append(add_trace_context)
+        if adapter_thread and self.flags.lora_dir:
+            extensions.append(adapter_routes(adapter_thread, self.flags.lora_dir))
         return create_app(
             self.backend,
             extensions=extensions,
@@ -187,7 +188,7 @@ class Service:
         name, without the folder that holds it.
         """
         details: dict[str, Any] = {"root": public_name(self.args.model), "parent": None}
-        if isinstance(self.engine_thread, AdapterEngine) and name in self.engine_thread.manager.key_of:
+        if isinstance(self.engine_thread, AdapterEngineThread) and name in self.engine_thread.manager.key_of:
             details = {"root": name} | self.engine_thread.details_of(name)
         return details | {"max_model_len": self.engine.max_model_len}
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.cache.paged import PagedCache
-from engine.core.beams import Beam, Search, next_beams, next_token_scores
+from engine.core.beams import Beam, Search, next_token_logprobs
 from engine.core.llm_engine import LLMEngine
 from engine.core.mailbox import error_text
 from engine.decoding.beam_search import (
@@ -135,11 +135,11 @@ class BeamSearch:
                     request.adapter = self._adapter_key(search)
                     running.append(search)
                     self.scheduler.add(request)
-                # 2. Make a step. A search goes on once all of its beams have scores: a long prompt takes
+                # 2. Make a step. A search goes on once all of its beams are scored: a long prompt takes
                 #    several steps.
                 self._step(running)
                 for search in running:
-                    if all(beam.scores is not None for beam in search.beams):
+                    if all(beam.next_logprobs is not None for beam in search.beams):
                         self._advance(search)
                         if not search.beams:
                             on_end()
@@ -172,8 +172,8 @@ class BeamSearch:
         )
 
     def _step(self, searches: Sequence[Search]) -> None:
-        """Make one step, and give its scores to the beams. A step that ran out of memory gives none, if the
-        scheduler can make smaller steps. Raises RuntimeError if it cannot, or for another error.
+        """Make one step, and give its log probabilities to the beams. A step that ran out of memory gives
+        none, if the scheduler can make smaller steps. Raises RuntimeError if it cannot, or for another error.
         """
         step = self.scheduler.schedule()
         if step is None:
@@ -184,7 +184,7 @@ class BeamSearch:
         try:
             step.pending = self.engine.executor.submit(step.batch)
             result = step.result()
-            scores = next_token_scores(step, result)
+            logprobs = next_token_logprobs(step, result)
         except Exception as error:
             self.scheduler.rollback(step)
             failed = self.engine.recover(step, error)
@@ -198,10 +198,10 @@ class BeamSearch:
         self.scheduler.update(step)
         for search in searches:
             for beam in search.beams:
-                beam.scores = scores.get(beam.request.id, beam.scores)
+                beam.next_logprobs = logprobs.get(beam.request.id, beam.next_logprobs)
 
     def _advance(self, search: Search) -> None:
-        """Choose the next beams of a search whose beams all have scores. If the search has ended, it has no
+        """Choose the next beams of a search whose beams are all scored. If the search has ended, it has no
         beam afterwards.
         """
         last_beams = search.beams
@@ -211,7 +211,7 @@ class BeamSearch:
         # 1. Choose the continuations, keep the answers that have ended, and see whether the search goes on.
         going_on, ended = best_continuations(
             [beam.score for beam in last_beams],
-            [beam.next_scores().top(self.num_likeliest) for beam in last_beams],
+            [beam.computed_logprobs().top(self.num_likeliest) for beam in last_beams],
             self.params.beam_width,
             lambda token_id: is_last or token_id in self.end_ids,
         )
@@ -220,7 +220,7 @@ class BeamSearch:
         )
         if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
-        search.beams, forks = next_beams(search, going_on)
+        forks = search.go_on(going_on)
         # 2. Free the blocks of beams that do not go on.
         kept = {id(beam.request) for beam in search.beams}
         for beam in last_beams:
@@ -246,7 +246,7 @@ class BeamSearch:
         return BeamSearchSequence(
             orig_prompt=search.orig_prompt,
             tokens=tokens,
-            logprobs=[*beam.logprobs, beam.next_scores()],
+            logprobs=[*beam.logprobs, beam.computed_logprobs()],
             lora_request=search.adapter,
             cum_logprob=continuation.score,
             text=text,

@@ -21,12 +21,12 @@ class Beam:
     request: Request
     score: float = 0.0  # the sum of the log probabilities of the answer so far
     logprobs: list[TokenScores] = field(default_factory=list)  # of each token of the answer so far
-    scores: TokenScores | None = None  # of the next token; None until a step has computed them
+    next_logprobs: TokenScores | None = None  # of the next token; None until a step has computed them
 
-    def next_scores(self) -> TokenScores:
-        """The scores of the next token, which a step has computed."""
-        assert self.scores is not None, "a search goes on once all of its beams have scores"
-        return self.scores
+    def computed_logprobs(self) -> TokenScores:
+        """`next_logprobs`, once a step has computed them."""
+        assert self.next_logprobs is not None, "a search goes on once a step has scored all of its beams"
+        return self.next_logprobs
 
 
 @dataclass(slots=True)
@@ -42,45 +42,47 @@ class Search:
     num_tokens: int = 0  # the tokens of each beam's answer so far
     num_requests: int = 1  # the requests of this search so far; numbers the ids of forks
 
+    def go_on(self, continuations: Sequence[Continuation]) -> list[Request]:
+        """Replace the beams by these continuations of them. Returns the requests that are new.
 
-def next_token_scores(step: Step, result: StepResult) -> dict[str, TokenScores]:
-    """By request id: the scores of the next token, for each request whose known tokens are all computed.
+        The best continuation of a beam goes on in the beam's own request, and keeps its blocks; each other
+        one is a fork of it.
+        """
+        last_beams, self.beams = self.beams, []
+        tokens_before = [list(beam.request.token_ids) for beam in last_beams]
+        forks = list[Request]()
+        continued: set[int] = set()  # the indices of beams that go on in their own request
+        for continuation in continuations:
+            index, token_id = continuation.beam, continuation.token_id
+            parent = last_beams[index]
+            request = parent.request
+            if index not in continued:
+                continued.add(index)
+                request.token_ids.append(token_id)
+            else:
+                request = _fork(request, [*tokens_before[index], token_id], self.num_requests)
+                self.num_requests += 1
+                forks.append(request)
+            logprobs = [*parent.logprobs, parent.computed_logprobs()]
+            self.beams.append(Beam(request, continuation.score, logprobs))
+        return forks
+
+
+def next_token_logprobs(step: Step, result: StepResult) -> dict[str, TokenScores]:
+    """By request id: the log probabilities of the next token, for each request whose known tokens are all
+    computed.
 
     Raises ArithmeticError if a request's logits are not finite numbers.
     """
-    scores: dict[str, TokenScores] = {}
+    logprobs: dict[str, TokenScores] = {}
     for s, (request_id, tokens) in enumerate(zip(step.batch.ids, result.tokens, strict=True)):
         if NO_TOKEN in tokens:
             raise ArithmeticError("the model's logits are not finite numbers")
         if result.logprobs and result.logprobs[s]:
-            token_scores = result.logprobs[s][-1]
-            assert isinstance(token_scores, TokenScores)
-            scores[request_id] = token_scores
-    return scores
-
-
-def next_beams(search: Search, going_on: Sequence[Continuation]) -> tuple[list[Beam], list[Request]]:
-    """The beams that go on, in order, and the requests among them that are new.
-
-    The best continuation of a beam goes on in the beam's own request, and keeps its blocks; each other one is
-    a fork of it.
-    """
-    ids_before = [list(beam.request.token_ids) for beam in search.beams]  # without this step's tokens
-    beams, forks = list[Beam](), list[Request]()
-    continued: set[int] = set()  # the indices of beams that go on in their own request
-    for continuation in going_on:
-        index, token_id = continuation.beam, continuation.token_id
-        parent = search.beams[index]
-        request = parent.request
-        if index not in continued:
-            continued.add(index)
-            request.token_ids.append(token_id)
-        else:
-            request = _fork(request, [*ids_before[index], token_id], search.num_requests)
-            search.num_requests += 1
-            forks.append(request)
-        beams.append(Beam(request, continuation.score, [*parent.logprobs, parent.next_scores()]))
-    return beams, forks
+            of_next_token = result.logprobs[s][-1]
+            assert isinstance(of_next_token, TokenScores)
+            logprobs[request_id] = of_next_token
+    return logprobs
 
 
 def _fork(parent: Request, token_ids: list[int], number: int) -> Request:

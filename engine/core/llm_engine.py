@@ -69,10 +69,10 @@ class LLMEngine:
         `max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
         called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
+        random. Raises ValueError if `max_model_len` is 0, or more than the model or the cache has room for.
         """
-        self.max_model_len = max_model_len or config.max_positions
-        if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
+        self.max_model_len = config.max_positions if max_model_len is None else max_model_len
+        if not 0 < self.max_model_len <= config.max_positions or not scheduler.cache.fits(self.max_model_len):
             raise ValueError(
                 f"max_model_len={self.max_model_len}: the model sees {config.max_positions} tokens, and the "
                 f"cache must hold one sequence of that length; it has {scheduler.cache.usage().tokens_total}"
@@ -198,7 +198,7 @@ class LLMEngine:
                 self.listeners.tell("on_finish", request)
         return self._output(request_id)
 
-    def lose(self, error: BaseException) -> None:
+    def report_lost(self, error: BaseException) -> None:
         """Call each callback of `on_lost` with `error`, the reason why no step can be computed any more. Any
         thread may call this.
         """

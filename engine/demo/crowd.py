@@ -18,7 +18,7 @@ from engine.client.untrusted import printable
 from engine.load.client import event_data
 from engine.telemetry.history import DATA_PATH
 
-NUMBERS_SECONDS = 0.5  # between two requests for the server's numbers
+METRICS_SECONDS = 0.5  # between two readings of the server's metrics
 FRAME_SECONDS = 0.1  # between two calls of `draw`
 PAUSE_SECONDS = 0.4  # between the first questions of two people, and between two questions of one person
 MAX_TOKENS = 160  # of an answer
@@ -81,7 +81,7 @@ class Person:
             self.text = (self.text + printable(piece)).replace("\n", " ")
 
 
-class Numbers:
+class ServerMetrics:
     """The server's metrics: counters since its start, and its recent speed."""
 
     def __init__(self, url: str) -> None:
@@ -92,9 +92,10 @@ class Numbers:
         self.output_tokens = self.prompt_tokens = self.cached_tokens = 0.0
         self.draft_tokens = self.accepted_tokens = 0.0
         self.requests_per_step = 0.0  # mean since the server's start
-        self.speeds = [0.0]  # output tokens per second, from each update to the next
+        self.speeds: list[float] = []  # output tokens per second, from each update to the next
         self.seconds = 0.0  # from the creation of this object to the last update
-        self._start = self._last_update = time.perf_counter()
+        self._start = time.perf_counter()
+        self._last_update: float | None = None
 
     async def update(self, http: httpx.AsyncClient) -> None:
         """Read the metrics from the server. Raises httpx.HTTPError if the server does not answer."""
@@ -102,8 +103,9 @@ class Numbers:
         metrics = (await http.get(self.url + "/metrics")).text
         self.now, totals = answer["now"], answer["totals"]
         now = time.perf_counter()
-        new_tokens = totals["vllm:generation_tokens"] - self.output_tokens
-        self.speeds.append(new_tokens / (now - self._last_update))
+        if self._last_update is not None:  # before, the server may have served others for hours
+            new_tokens = totals["vllm:generation_tokens"] - self.output_tokens
+            self.speeds.append(new_tokens / (now - self._last_update))
         self.seconds = now - self._start
         self._last_update = now
         self.output_tokens = totals["vllm:generation_tokens"]
@@ -117,19 +119,20 @@ class Numbers:
 
     def lines(self, width: int) -> list[str]:
         """Two lines for a terminal: the speed with its history in bars, and the state of the engine."""
-        bars = sparkline(self.speeds[1:], max(8, min(40, width - 20))).strip()
+        speed = self.speeds[-1] if self.speeds else 0.0
+        bars = sparkline(self.speeds, max(8, min(40, width - 20))).strip()
         state = f"running {self.now['running']}, waiting {self.now['waiting']}, "
         state += f"KV cache {self.now['kv_usage']:.1%}"
         if self.draft_tokens:
             state += f", drafts kept {self.accepted_tokens / self.draft_tokens:.0%}"
-        return [f"{self.speeds[-1]:,.0f} tokens/s  {bars}", state]
+        return [f"{speed:,.0f} tokens/s  {bars}", state]
 
 
 def _counter(metrics: str, name: str) -> float:
     """The value of a counter in Prometheus' text format, or 0 if the counter is missing: a server without
     speculation has no counters of drafts.
     """
-    line = re.search(rf"^{name}_total\S* (\S+)$", metrics, re.MULTILINE)
+    line = re.search(rf"^{name}_total(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)  # a label may have spaces
     return float(line[1]) if line else 0.0
 
 
@@ -145,7 +148,7 @@ class Crowd:
             Person(name, question if chat else f"Once upon a time, {name}")
             for name, question in QUESTIONS.items()
         ]
-        self.numbers = Numbers(url)
+        self.metrics = ServerMetrics(url)
 
     async def run(
         self,
@@ -174,7 +177,7 @@ class Crowd:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        await self.numbers.update(http)
+        await self.metrics.update(http)
         draw()
 
     async def _visit(
@@ -201,8 +204,8 @@ class Crowd:
 
     async def _update(self, http: httpx.AsyncClient) -> None:
         while True:
-            await asyncio.sleep(NUMBERS_SECONDS)
-            await self.numbers.update(http)
+            await asyncio.sleep(METRICS_SECONDS)
+            await self.metrics.update(http)
 
 
 async def _draw(draw: Callable[[], None]) -> None:

@@ -130,7 +130,7 @@ def board(crowd: Crowd, width: int) -> Table:
         table.add_row(person.name, person.question, style="cyan" if person.is_waiting else "")
         table.add_row("", _end_of_text(person, text_width))
     table.add_row()
-    for line in crowd.numbers.lines(text_width):
+    for line in crowd.metrics.lines(text_width):
         table.add_row("", line, style="dim")
     return table
 
@@ -142,25 +142,25 @@ def _end_of_text(person: Person, width: int) -> Text:
 
 
 def _sum_up(console: Console, crowd: Crowd) -> None:
-    people, numbers = crowd.people, crowd.numbers
+    people, metrics = crowd.people, crowd.metrics
     num_answers = sum(person.num_answers for person in people)
     first_text_seconds: list[float] = []
     for person in people:
         first_text_seconds += person.first_text_seconds
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("people at once", f"{len(people)}, {num_answers} answers")
-    speed = f"up to {max(numbers.speeds):,.0f} tokens/s"
-    table.add_row("output", f"{numbers.output_tokens:,.0f} tokens in {numbers.seconds:.0f} s, {speed}")
+    speed = f"up to {max(metrics.speeds, default=0.0):,.0f} tokens/s"
+    table.add_row("output", f"{metrics.output_tokens:,.0f} tokens in {metrics.seconds:.0f} s, {speed}")
     if first_text_seconds:
         table.add_row(
             "time to first token", f"{statistics.median(first_text_seconds) * 1e3:,.0f} ms (median)"
         )
-    table.add_row("requests in a step", f"{numbers.requests_per_step:.1f} on average")
-    if numbers.draft_tokens:
-        share = numbers.accepted_tokens / numbers.draft_tokens
+    table.add_row("requests in a step", f"{metrics.requests_per_step:.1f} on average")
+    if metrics.draft_tokens:
+        share = metrics.accepted_tokens / metrics.draft_tokens
         table.add_row("speculation", f"{share:.0%} of the drafts were right")
-    if numbers.cached_tokens:
-        share = numbers.cached_tokens / numbers.prompt_tokens
+    if metrics.cached_tokens:
+        share = metrics.cached_tokens / metrics.prompt_tokens
         table.add_row("prefix cache", f"{share:.0%} of the prompts' tokens were there")
     console.print(table)
 

@@ -152,9 +152,12 @@ class ModelRunner:
         return next(number for number, way in enumerate(self.ways) if way.fits(batch))
 
     @torch.inference_mode()
-    def submit(self, batch: Batch) -> "SubmittedStep":
-        """Queue all work of a step on the device. Raises any exception on the way, such as
-        torch.OutOfMemoryError, and ValueError if the step has copies and this runner has no memory.
+    def submit(self, batch: Batch, way_number: int | None = None) -> "SubmittedStep":
+        """Queue all work of a step on the device. `way_number`: the way that computes it, if somebody else
+        has chosen (rank 0 in Extension A).
+
+        Raises any exception on the way, such as torch.OutOfMemoryError, and ValueError if the step has copies
+        and this runner has no memory.
         """
         # 1. Copies of blocks, and the functions of `before`.
         if self.memory is not None:
@@ -164,7 +167,9 @@ class ModelRunner:
         for prepare in self.before:
             prepare(batch)
         # 2. The pass of the model, and the choice of tokens.
-        logits = self.ways[self.way_number(batch)](batch)
+        if way_number is None:
+            way_number = self.way_number(batch)
+        logits = self.ways[way_number](batch)
         token_ids = self.select(logits, batch)  # [R]
         if self.last_tokens is not None:
             self.last_tokens.remember(batch, token_ids)

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.lora.rows import ranges_of
 from engine.machine.device import on_device
 from engine.requests.batch import NO_ADAPTER
@@ -75,7 +74,7 @@ class TiledRows:
             self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)
         middle = self.middle
         lookup = self.tile_rows, self.tile_slots, middle.stride(0)
-        sizes = {"K": K, "K_PADDED": max(MIN_DOT_SIZE, triton.next_power_of_2(K)), "TILE": TILE}
+        sizes = {"K": K, "K_PADDED": max(16, triton.next_power_of_2(K)), "TILE": TILE}
         _shrink[(tiles,)](x.contiguous(), down, middle, *lookup, IN=in_features, INNER=INNER, **sizes)
         grid = tiles, triton.cdiv(out_features, COLS)
         _expand[grid](y, up, middle, *lookup, OUT=out_features, COLS=COLS, **sizes)

@@ -210,7 +210,8 @@ def _num_weights(folder: Path, config: ModelConfig) -> int:
 
 
 def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device: torch.device) -> None:
-    """Raises CheckpointError if the weights need more bytes than the device has free. Names both numbers.
+    """Raises CheckpointError if the weights need more bytes than the device has free. Names both numbers, and
+    what would help.
 
     Only the CPU and CUDA devices are checked.
     """
@@ -223,7 +224,8 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
     if free is not None and num_bytes > free:
         raise CheckpointError(
             f"{folder / 'config.json'}: this model's weights need {num_bytes:,} bytes of memory, and "
-            f"{device} has {free:,} free"
+            f"{device} has {free:,} free; a smaller model, a dtype of fewer bytes (dtype='bfloat16') or more "
+            "free memory is accepted"
         )
 
 

@@ -12,7 +12,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from engine.execution.runner import LastTokens, Logits, ModelRunner, SubmittedStep, Way
+from engine.execution.runner import LastTokens, Logits, ModelRunner, SubmittedStep
 from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.parallel.group import SUM_SECONDS, Group
@@ -54,9 +54,10 @@ class LeadingExecutor:
         """Start the step on all ranks, as `ModelRunner.submit` does on one. Raises RankLost."""
         numbers = step_numbers(batch, self._sequences.of(batch.ids))
         with self.workers.raising_rank_lost():
+            way_number = self.runner.way_number(batch)
             # The order goes out first, so that the other ranks begin while rank 0 prepares its own part.
-            self.workers.send_order(STEP, step_payload(self.runner.way_number(batch), numbers))
-            return StepOnAllRanks(self.runner.submit(batch), self.workers)
+            self.workers.send_order(STEP, step_payload(way_number, numbers))
+            return StepOnAllRanks(self.runner.submit(batch, way_number), self.workers)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
         """Have `callback` called when another rank is lost, in a step or between two steps."""
@@ -68,7 +69,8 @@ class LeadingExecutor:
         self.workers.stop()
 
     def _send_adapter(self, slot: int, adapter: Adapter) -> None:
-        self.workers.send_order(ADAPTER, adapter_payload(slot, adapter))
+        with self.workers.raising_rank_lost():  # the others would compute with what was in the slot before
+            self.workers.send_order(ADAPTER, adapter_payload(slot, adapter))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +109,19 @@ def choose_nothing(logits: Logits, batch: Batch) -> Tensor:
     return torch.zeros(len(batch.rows.chosen), dtype=torch.long, device=logits.values.device)
 
 
-class WayByNumber:
-    """The only `Way` of ranks 1 and up: computes each step by the way whose number rank 0 has sent.
-
-    Two ways make sums of different sizes for the same step: a graph also sums its rows of padding. So all
-    ranks must take the same way, and only rank 0, which has the whole step, can choose it.
-    """
-
-    def __init__(self, ways: list[Way]) -> None:
-        """`ways`: this rank's ways, in the order of rank 0's."""
-        self.ways = ways
-        self.number = 0  # the index in `ways` for the next step; `follow` sets it
-
-    def fits(self, batch: Batch) -> bool:
-        return True
-
-    def __call__(self, batch: Batch) -> Logits:
-        return self.ways[self.number](batch)
-
-
 def follow(runner: ModelRunner, slots: AdapterSlots | None, orders: IO[bytes]) -> None:
     """The loop of ranks 1 and up: carry out each order until the order to stop, or until rank 0 has ended.
 
+    A step is computed by the way whose number rank 0 has sent. Two ways make sums of different sizes for the
+    same step: a graph also sums its rows of padding. So all ranks must take the same way, and only rank 0,
+    which has the whole step, can choose it.
+
     `slots`: this rank's adapter slots, or None without adapters. Raises any exception of a step.
     """
-    (way,) = runner.ways
-    assert isinstance(way, WayByNumber)  # `Rank.executor` has made it so
     for kind, payload in read_orders(orders):
         if kind == STEP:
-            way.number, numbers = read_step_payload(payload)
-            runner.submit(step_from(numbers))
+            way_number, numbers = read_step_payload(payload)
+            runner.submit(step_from(numbers), way_number)
         else:
             assert slots is not None  # rank 0 sends adapters only if all ranks have slots
             slot, adapter = read_adapter_payload(payload)

@@ -6,15 +6,15 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.slots import AdapterSlots
 from engine.models.language_model import LanguageModel
 from engine.models.loader import Sharding
-from engine.parallel.executor import LeadingExecutor, SharedTokens, WayByNumber, choose_nothing
+from engine.parallel.executor import LeadingExecutor, SharedTokens, choose_nothing
 from engine.parallel.group import Group
 from engine.parallel.launch import Workers
+from engine.parallel.layers import row_max, sum_over_ranks
 from engine.parallel.shards import Shards
-from engine.parallel.sums import row_max, sum_over_ranks
 
 
 class Rank:
-    """This process's rank, as the wiring of one device needs it (`Rank` in engine/wiring/sharing.py)."""
+    """This process's rank: the `Rank` of engine/wiring/rank_interface.py."""
 
     def __init__(self, group: Group, workers: Workers | None = None) -> None:
         """`workers`: the processes of the other ranks, on rank 0; None on the other ranks."""
@@ -34,13 +34,12 @@ class Rank:
 
     def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
         """The executor of this rank. On rank 0, a `LeadingExecutor`, which sends each step to the others. On
-        another rank, `runner` itself, changed so that it chooses no tokens and takes the ways that rank 0
-        sends. `slots`: this rank's adapter slots, or None without adapters.
+        another rank, `runner` itself, changed so that it chooses and scores no tokens. `slots`: this rank's
+        adapter slots, or None without adapters.
         """
         if runner.last_tokens is not None:
             runner.last_tokens = SharedTokens(runner.last_tokens, self.group)
         if self.workers is not None:
             return LeadingExecutor(runner, self.workers, slots)
         runner.select, runner.scores = choose_nothing, []
-        runner.ways = [WayByNumber(runner.ways)]
         return runner

@@ -3,7 +3,7 @@
 The cut is Megatron's (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053). The first linear layer of
 attention and of the MLP is cut by its outputs, the second by its inputs. So a rank computes its heads and its
 share of the MLP without the other ranks, and the second layer's result is one term of a sum over the ranks
-(sums.py). Embeddings and norms are whole on every rank. Only rank 0 keeps the output layer, whole.
+(layers.py). Embeddings and norms are whole on every rank. Only rank 0 keeps the output layer, whole.
 
 A model that is built from the divided config has the sizes of one rank's part, and so has its KV cache. This
 module knows no process: `rank` and `size` are numbers.

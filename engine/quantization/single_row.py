@@ -27,7 +27,7 @@ class QuantizedSingleRow(SingleRow):
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor]) -> None:
         """`keys` and `values`: one tensor [B, P, H, Dh] for each layer. `fits(model)` must be true."""
-        tokens, positions = _table(model.embed), _table(model.embed_position)
+        tokens, positions = _as_int8_embedding(model.embed), _as_int8_embedding(model.embed_position)
         blocks = [
             (
                 _norm_linear_operand(block.norm1, block.attention.qkv),
@@ -40,7 +40,7 @@ class QuantizedSingleRow(SingleRow):
         embeddings = tokens.codes, tokens.scale, positions.codes, positions.scale
         head = _norm_linear_operand(model.norm, model.head)
         super().__init__(model, keys, values, Operands(embeddings, blocks, head))
-        self.tiles = TILES[_layer(blocks_of(model)[0].mlp.up).method]
+        self.tiles = TILES[_as_quantized(blocks_of(model)[0].mlp.up).method]
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
@@ -69,13 +69,13 @@ def _is_readable(layer: nn.Module) -> bool:
     )
 
 
-def _layer(module: nn.Module) -> QuantizedLinear:
+def _as_quantized(module: nn.Module) -> QuantizedLinear:
     """The same module as a QuantizedLinear. GPT-2's class declares nn.Linear, which `quantize` replaced."""
     assert isinstance(module, QuantizedLinear)
     return module
 
 
-def _table(module: nn.Module) -> Int8Embedding:
+def _as_int8_embedding(module: nn.Module) -> Int8Embedding:
     """The same module as an Int8Embedding. GPT-2's class declares nn.Embedding, which `quantize` replaced."""
     assert isinstance(module, Int8Embedding)
     return module
@@ -92,7 +92,7 @@ def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Module) -> Operand:
     Only x, m and s change from step to step. So W·g (`weight_gain`[N]) and W·b + c (`weight_bias`[N]) are
     computed here, once. For a vector v the layer computes W·v + c: one call with g and b gives both.
     """
-    layer = _layer(linear)
+    layer = _as_quantized(linear)
     words, constants = _words(layer)
     gain_and_bias = torch.stack([norm.weight, norm.bias]).float()  # [2, K]
     weight_gain, weight_bias = layer(gain_and_bias).float()  # [N] each: W·g + c, and W·b + c
@@ -104,7 +104,7 @@ def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Module) -> Operand:
 
 def _linear_operand(linear: nn.Module, interleaved: bool) -> Operand:
     """A linear layer, for `product_add`. `interleaved`: whether the layer's input is (digits.py)."""
-    layer = _layer(linear)
+    layer = _as_quantized(linear)
     words, constants = _words(layer)
     return Operand((*words, layer.bias), constants | {"INTERLEAVED": interleaved})
 

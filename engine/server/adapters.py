@@ -47,7 +47,7 @@ NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a lette
 STATUS = {"already_loaded": 400, "not_loaded": 404}  # by the code of an AdapterError
 
 
-class AdapterEngine(EngineThread):
+class AdapterEngineThread(EngineThread):
     """A backend that serves the base model as `name`, and each loaded adapter under its own name."""
 
     def __init__(
@@ -159,7 +159,7 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
     return folders
 
 
-def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
+def adapter_routes(thread: AdapterEngineThread, folder: Path) -> Extension:
     """The routes that load and unload adapters, as an extension of `create_app`.
 
     `folder` holds the adapters that clients may load: the adapter `name` is in `folder / name`.
@@ -186,7 +186,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 message = f"the server's folder has no adapter {name!r}"
                 raise RequestError(404, message, param="lora_name", code="adapter_not_found")
             try:
-                await engine.load_adapter(name, source, bool(body.load_inplace))
+                await thread.load_adapter(name, source, bool(body.load_inplace))
             except CheckpointError as error:
                 # The client must not learn paths of this machine.
                 message = str(error).replace(str(source), name)
@@ -203,7 +203,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
         async def unload(body: UnloadRequest) -> PlainTextResponse:
             refuse_if_down(backend)
             try:
-                await engine.unload_adapter(body.lora_name)
+                await thread.unload_adapter(body.lora_name)
             except (AdapterError, EngineError) as error:
                 raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

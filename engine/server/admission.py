@@ -38,6 +38,7 @@ from engine.server.capacity import MIN_RETRY_SECONDS, Capacity
 from engine.server.deadline import Arrival, this_arrival
 from engine.server.errors import RequestError
 from engine.server.watch import StepWatch
+from engine.server.wrapped_backend import WrappedBackend
 
 REFUSED = ("queue_full", "request_too_large", "queue_timeout", "shutting_down", "engine_stuck", "engine_down")
 CUT_SHORT = ("queue_timeout", "shutting_down")  # why a request ends before it is done
@@ -122,7 +123,7 @@ class AdmittedStream:
             await self._stream.aclose()
 
 
-class Admission:
+class Admission(WrappedBackend):
     """A backend that admits a request if the queue has room, and refuses the request otherwise."""
 
     def __init__(
@@ -139,24 +140,14 @@ class Admission:
         """
         if request_timeout is not None and not request_timeout > 0:
             raise ValueError(f"request_timeout={request_timeout}: a number of seconds above 0 is accepted")
-        self.backend, self.capacity = backend, capacity
+        super().__init__(backend)
+        self.capacity = capacity
         self.request_timeout, self.watch = request_timeout, watch
-        self.supports = backend.supports
         self.refused = dict.fromkeys(REFUSED, 0)  # code -> number of requests
         self.cut_short = dict.fromkeys(CUT_SHORT, 0)  # reason -> number of requests
         self._admitted: set[AdmittedStream] = set()
         self._closes_at: float | None = None  # during a shutdown: when the server will have ended
         self.has_ended_all = False  # whether `end_all` was called
-
-    async def __aenter__(self) -> Self:
-        await self.backend.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        await self.backend.__aexit__(*details)
-
-    def models(self) -> list[str]:
-        return self.backend.models()
 
     def health(self) -> bool:
         """True if requests can be served. Raises RequestError, with the reason, if they cannot."""
@@ -168,9 +159,6 @@ class Admission:
     def idle(self) -> bool:
         """Whether no request is admitted and none is being checked."""
         return not self.capacity.sequences
-
-    async def abort(self, request_id: str) -> None:
-        await self.backend.abort(request_id)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options

@@ -41,7 +41,7 @@ async def complete(
     if body.model is None:
         body.model = backend.models()[0]  # the base model
     refuse_unknown(body.model, backend)
-    body.model = api.first_name.get(body.model, body.model)
+    body.model = api.name_of_alias.get(body.model, body.model)
     params, options = api.params(body), api.options(body)
     if body.request_id and not chosen_id(request.headers):
         request_id.set(body.request_id)
@@ -97,7 +97,7 @@ async def _admit(
         for i, prompt in enumerate(prompts):
             try:
                 stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
-            except ParameterError as error:
+            except (ParameterError, RequestError) as error:
                 raise as_sent(error, body) from None
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)

@@ -76,7 +76,7 @@ class ArrivalMiddleware:
         await self.app(scope, receive, send)
 
 
-def deadlines(app: FastAPI, _: Backend) -> None:
+def add_deadlines(app: FastAPI, _: Backend) -> None:
     """An extension of `create_app`: reads the header X-Request-Timeout, and adds it to /openapi.json."""
     app.add_middleware(ArrivalMiddleware)
     make_description = app.openapi

@@ -202,7 +202,7 @@ class Completions(Generic[Body]):
         # may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
-        self.first_name: Mapping[str, str] = {}  # another name of the model -> the name that answers have
+        self.name_of_alias: Mapping[str, str] = {}  # alias of the model -> the name that answers have
         # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
         # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []

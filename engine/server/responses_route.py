@@ -55,7 +55,7 @@ def responses_route(
             response_id = f"resp_{uuid.uuid4().hex}"
             async with AsyncExitStack() as admitted:
                 with _names_of_this_api():
-                    chat = body.chat(api.first_name.get(model, model))
+                    chat = body.chat(api.name_of_alias.get(model, model))
                     params, options = api.params(chat), api.options(chat)
                     ids = await read_prompt(chat, tokenizer, config, template, api.extension)
                     items = _items(chat, ids, api)

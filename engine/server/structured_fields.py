@@ -105,9 +105,13 @@ def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutput
 
 
 def as_sent(error: Exception, body: "SamplingFields") -> Exception:
-    """The engine's error about what the output must fit, with the field's name as the client sent it. Other
-    errors are returned unchanged. A constraint that no field of the body says is that of a required call.
+    """The error with the field's name as the client sent it: an engine's about what the output must fit, or
+    admission's about how long it may be (Part 15). Other errors are returned unchanged. A constraint that no
+    field of the body says is that of a required call.
     """
+    if isinstance(error, RequestError) and error.param == "max_tokens":
+        name, _ = body.output_bound()
+        return RequestError(error.status, error.message, param=name, code=error.code, headers=error.headers)
     is_about_structure = isinstance(error, ParameterError) and error.field == ENGINES_NAME
     if not is_about_structure or body.structured_outputs is not None:
         return error

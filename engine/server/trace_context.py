@@ -7,7 +7,7 @@ Source: https://www.w3.org/TR/trace-context/
 """
 
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.decoding.params import SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.backend import Backend, OutputStream
+from engine.server.wrapped_backend import WrappedBackend
 
 HEADERS = ("traceparent", "tracestate")
 _trace_headers: ContextVar[dict[str, str] | None] = ContextVar("trace_headers", default=None)
@@ -34,29 +35,13 @@ class TraceHeadersMiddleware:
         await self.app(scope, receive, send)
 
 
-def trace_context(app: FastAPI, _: Backend) -> None:
-    """An extension of `create_app`."""
+def add_trace_context(app: FastAPI, _: Backend) -> None:
+    """An extension of `create_app`: reads the trace context of each request."""
     app.add_middleware(TraceHeadersMiddleware)
 
 
-class TracedBackend:
+class TracedBackend(WrappedBackend):
     """A backend that hands each request's trace context to the backend inside: the option `trace_headers`."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend, self.supports = backend, backend.supports
-
-    async def __aenter__(self) -> Self:
-        await self.backend.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        await self.backend.__aexit__(*details)
-
-    def models(self) -> list[str]:
-        return self.backend.models()
-
-    def health(self) -> bool:
-        return self.backend.health()
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
@@ -66,6 +51,3 @@ class TracedBackend:
         if headers:
             options["trace_headers"] = headers
         return await self.backend.generate(prompt, params, request_id, **options)
-
-    async def abort(self, request_id: str) -> None:
-        await self.backend.abort(request_id)

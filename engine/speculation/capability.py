@@ -38,7 +38,7 @@ class Proposer(Protocol):
     def max_positions(self) -> float:
         """The length, in tokens, of the longest text that the proposer reads; may be infinite."""
 
-    def unread(self, request: Request, ids: Sequence[int]) -> int:
+    def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many tokens of the text `ids` the proposer must read before it can propose the next."""
 
     def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
@@ -56,7 +56,7 @@ class NgramProposer:
         """`find(ids, n)` returns at most n tokens that may follow the text `ids`, as `lookup` does."""
         self._find = find
 
-    def unread(self, request: Request, ids: Sequence[int]) -> int:
+    def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         return 0
 
     def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
@@ -209,7 +209,7 @@ class Speculation:
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
         step_tokens = self.lengths.max_drafts + 1
-        backlog = [max(0, self.proposer.unread(item.request, item.ids) - step_tokens) for item in inputs]
+        backlog = [max(0, self.proposer.num_unread(item.request, item.ids) - step_tokens) for item in inputs]
         self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
         inputs = list(_within_catch_up(inputs, backlog))
         proposals = self.proposer.propose(

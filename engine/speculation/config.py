@@ -16,7 +16,7 @@ LOOKUP_FIELDS = ("prompt_lookup_max", "prompt_lookup_min")  # for method "ngram"
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """How drafts are proposed. The fields are those of vLLM's speculative_config; each whole number is from 1
-    to MAX_DRAFTS. Raises ValueError, which names the field, for any other number.
+    to MAX_DRAFTS. Raises ValueError, which names the field, for any other value.
     """
 
     num_speculative_tokens: int  # the most drafts of a request in a step; fewer if more do not pay
@@ -66,6 +66,9 @@ class SpeculativeConfig:
             default = "ngram" if self.model is None else "draft_model"
             object.__setattr__(self, "method", default)  # the dataclass is frozen
         self._check_method()
+        if not isinstance(self.step_times, StepTimes | None):
+            message = "a StepTimes is accepted"
+            raise ValueError(f"speculative_config: step_times={self.step_times!r}: {message}")
 
     def _check_method(self) -> None:
         """Raise ValueError if the method is unknown, or has no use for a field that is given."""

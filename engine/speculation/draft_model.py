@@ -4,11 +4,11 @@ The draft model has a memory of its own, and uses the target's block tables: its
 same blocks there as the target's lie in the target's memory. So the plan shares, forks and swaps blocks for
 both models at once.
 
-A call runs one or more passes of the draft model, each for all sequences at once. A draft that is confirmed
-is not computed again; a sequence whose tokens are all computed computes the last one again. The reported
-distributions are those from which the drafts were drawn. Passes follow one another without a wait for the
-host, which fetches all drafts at the end.
-This module knows nothing of the target model.
+A call runs one or more passes of the draft model, each for all sequences at once. A token is computed once,
+confirmed drafts among them. Only the last known token may be computed a second time, since its logits are
+needed for the first draft. The reported distributions are those from which the drafts were drawn. Passes
+follow one another without a wait for the host, which fetches the drafts at the end, unless penalties count
+them. This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class DraftModel:
         """
         self.runner, self.cache, self.max_positions = runner, cache, max_positions
 
-    def unread(self, request: Request, ids: Sequence[int]) -> int:
+    def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many of the known tokens `ids` must be computed before a draft: at least the last token, for
         its logits. Confirmed drafts are computed already.
         """
@@ -104,12 +104,15 @@ class DraftModel:
         """
         sequences: list[_Sequence] = []
         for (request, ids), count in zip(texts, max_tokens, strict=True):
-            start = len(ids) - self.unread(request, ids)
+            start = len(ids) - self.num_unread(request, ids)
             sequences.append(_Sequence(request, ids, count, start, ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
         computing = sequences
-        passes: list[tuple[list[_Sequence], Pending]] = []  # those that get a draft, which is on the device
+        num_passes = 0
+        # The passes whose drafts are still on the device: (the pass's number, its sequences that get a draft,
+        # the pass). Pass i chooses draft i of each of these sequences.
+        on_device: list[tuple[int, list[_Sequence], Pending]] = []
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
@@ -120,14 +123,15 @@ class DraftModel:
                 drafts = _chosen(pending)
             else:
                 drafts = [PLACEHOLDER] * len(drafting)
-                passes.append((drafting, pending))
+                on_device.append((num_passes, drafting, pending))
             for sequence, draft in zip(drafting, drafts, strict=True):
                 sequence.add(draft)
             computing = [sequence for sequence in drafting if sequence.lacks_draft]
+            num_passes += 1
         # 3. Read the drafts. All but the last of each sequence are computed.
-        for drafting, pending in passes:
+        for number, drafting, pending in on_device:
             for sequence, draft in zip(drafting, _chosen(pending), strict=True):
-                sequence.drafts[sequence.drafts.index(PLACEHOLDER)] = draft
+                sequence.drafts[number] = draft
         for sequence in sequences:
             self._note_progress(sequence, sequence.drafts[:-1])
         return [sequence.drafts for sequence in sequences]

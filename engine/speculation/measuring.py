@@ -66,8 +66,8 @@ class FullProposer:
     def max_positions(self) -> float:
         return self.proposer.max_positions
 
-    def unread(self, request: Request, ids: Sequence[int]) -> int:
-        return self.proposer.unread(request, ids)
+    def num_unread(self, request: Request, ids: Sequence[int]) -> int:
+        return self.proposer.num_unread(request, ids)
 
     def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
         proposals = self.proposer.propose(texts, max_tokens)

@@ -8,7 +8,7 @@ say (look-around, references back, word boundaries) is refused by name and place
 from typing import NoReturn
 
 from engine.structured.derivative import EMPTY, Expression, chain, either, repeat
-from engine.structured.utf8 import LAST, Ranges, characters, others
+from engine.structured.utf8 import LAST, Ranges, characters, complement
 
 MAX_DEPTH = 50  # groups in groups
 MAX_REPEATS = 1000  # the largest number in {m,n}
@@ -18,7 +18,8 @@ WORD: Ranges = [*DIGITS, (65, 90), (95, 95), (97, 122)]
 SPACES: Ranges = [(9, 13), (32, 32)]
 # Escapes that stand for a set of characters, for a control character, and for a character by its number.
 CLASSES = {
-    "d": DIGITS, "w": WORD, "s": SPACES, "D": others(DIGITS), "W": others(WORD), "S": others(SPACES),
+    "d": DIGITS, "w": WORD, "s": SPACES,
+    "D": complement(DIGITS), "W": complement(WORD), "S": complement(SPACES),
 }  # fmt: skip
 CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 BACKSPACE = 8  # what `\b` means in a set
@@ -103,7 +104,7 @@ class _Reader:
         if char == "\\":
             return characters(self.escape())
         if char == ".":
-            return characters(others(NEWLINE))
+            return characters(complement(NEWLINE))
         if char in "*+?{":
             self.refuse_at(start, "there is nothing to repeat")
         if char in "^$":
@@ -179,7 +180,7 @@ class _Reader:
             start = self.place
             self.accept("-")
             ranges.append(self.range_between(low, self.set_member(), start))
-        return others(ranges) if is_negated else ranges
+        return complement(ranges) if is_negated else ranges
 
     def range_between(self, low: Ranges, high: Ranges, start: int) -> tuple[int, int]:
         """The range `low-high` of a set. Refuses it, at the place `start` of its minus, if `low` or `high` is

@@ -27,7 +27,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return joined
 
 
-def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """All characters that are in none of the ranges, as sorted ranges. Surrogates are no characters."""
     rest, next_low = [], 0
     for low, high in merged([*ranges, SURROGATES]):
@@ -41,7 +41,7 @@ def others(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def characters(ranges: Iterable[tuple[int, int]]) -> Expression:
     """An expression that matches one character of the ranges."""
-    without_surrogates = others(others(ranges))
+    without_surrogates = complement(complement(ranges))  # no complement has surrogates
     sequences = []
     for low, high in without_surrogates:
         sequences += [chain(*byte_sets) for byte_sets in _byte_sequences(low, high)]

@@ -26,10 +26,11 @@ def gpus() -> list[dict]:
 
 def gpu_gauges(model_name: str) -> Iterator[Metric]:
     """Used and total memory, in bytes, of each GPU of `gpus`. `model_name`: the value of this label."""
+    gpus_in_use = gpus()  # read once, so that used and total are of the same moment
     for kind, documentation in (
         ("used", "GPU memory that is in use by any process."),
         ("total", "GPU memory that is installed."),
     ):
-        num_bytes = {gpu["device"]: gpu[kind] for gpu in gpus()}
+        num_bytes = {gpu["device"]: gpu[kind] for gpu in gpus_in_use}
         name = f"ruvon:gpu_memory_{kind}_bytes"
         yield families.gauge_by("device", name, documentation, model_name, num_bytes)

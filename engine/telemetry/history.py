@@ -42,7 +42,7 @@ class HistorySnapshot:
     window: int  # in seconds: each percentile covers the observations of this window
     points: list[tuple[int, Point]]  # (second since `start`, values at its end), rising
     samples: dict[str, list[tuple[float, float]]]  # kind -> [(time, value in seconds)], rising
-    percentile_cache: PercentileCache  # percentiles of past seconds; all copies share it
+    percentile_cache: PercentileCache  # percentiles that no sample can change; all copies share it
 
     def read(self, now: float) -> dict:
         """The last SECONDS + 1 seconds that are over at time `now`, oldest first, as columns.
@@ -87,7 +87,10 @@ class HistorySnapshot:
         percentiles = None
         if values:
             percentiles = [round(percentile(values, q), 6) for q in PERCENTILES.values()]
-        self.percentile_cache[key] = percentiles
+        # Only a later sample says that no other can come for this window: a step's tokens are sampled a
+        # moment after their time.
+        if end < len(samples):
+            self.percentile_cache[key] = percentiles
         return percentiles
 
     def _forget_percentiles_before(self, first_second: int) -> None:

@@ -118,7 +118,7 @@ def _compose(
         capabilities=capabilities,
         preparations=[extension.preparation for extension in extensions],
     )
-    executor.on_lost(engine.lose)
+    executor.on_lost(engine.report_lost)
     engine.on_shutdown.append(watchers.close)
     return engine
 

@@ -33,8 +33,8 @@ from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memo
 from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
+from engine.wiring.rank_interface import Rank
 from engine.wiring.runners import make_runner, runs_graphs
-from engine.wiring.sharing import Rank
 
 MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # a draft model's passes that are submitted before the first is read
 

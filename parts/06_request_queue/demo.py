@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
+from engine.cache.buffer import BufferMemory  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.cache.single_sequence import SingleSequenceMemory  # noqa: E402
 from engine.core.engine_thread import EngineThread  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
@@ -178,7 +178,7 @@ def main() -> None:
 
     def compose(brake: float, *listeners: Listener) -> tuple[LLMEngine, Breakable]:
         """The engine from its parts."""
-        memory = SingleSequenceMemory(model.config)
+        memory = BufferMemory(model.config)
         way = Breakable(EagerWay(model, memory), brake)
         scheduler, runner = FIFOScheduler(memory.plan()), ModelRunner([way], memory)
         return LLMEngine(tokenizer, model.config, scheduler, runner, Listeners(listeners)), way

@@ -37,7 +37,7 @@ from engine.scheduling.elastic import ElasticScheduler  # noqa: E402
 from engine.server.admission import Admission  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.capacity import Capacity, QueueLimits  # noqa: E402
-from engine.server.deadline import deadlines  # noqa: E402
+from engine.server.deadline import add_deadlines  # noqa: E402
 from engine.server.run import config  # noqa: E402
 from engine.server.shutdown import DrainingServer  # noqa: E402
 from engine.server.watch import StepWatch  # noqa: E402
@@ -120,7 +120,7 @@ def serving(engine: LLMEngine, sequences: int):
     """(server, its address, the admission control)"""
     capacity = Capacity(QueueLimits(sequences, 10**6), SEATS)
     backend = Admission(EngineThread(engine, MODEL), capacity, watch=StepWatch(engine))
-    app = create_app(backend, extensions=[deadlines])
+    app = create_app(backend, extensions=[add_deadlines])
     server = DrainingServer(config(app, HOST, 0, log_level="error"), backend, SHUTDOWN)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -28,7 +28,7 @@ from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.lora.adapter import read_adapter  # noqa: E402
 from engine.lora.manager import AdapterManager  # noqa: E402
-from engine.server.adapters import AdapterEngine, adapter_routes  # noqa: E402
+from engine.server.adapters import AdapterEngineThread, adapter_routes  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.scored import ScoredCompletions  # noqa: E402
 from parts.stage import served, title, yes  # noqa: E402
@@ -104,7 +104,7 @@ def panels(texts: list[str]) -> Table:
 
 async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
     """(seconds of each swap, pauses of a base stream meanwhile, whether who had begun kept its voice)"""
-    backend = AdapterEngine(engine, MODEL, manager)
+    backend = AdapterEngineThread(engine, MODEL, manager)
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     swaps, pauses, told = [], [], []
 
@@ -137,7 +137,7 @@ async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
 def over_http(console: Console) -> int:
     """How many pieces of the poem came after another client had loaded a voice, and had its answer."""
     engine, manager = engine_with_slots(8)
-    backend = AdapterEngine(engine, MODEL, manager)
+    backend = AdapterEngineThread(engine, MODEL, manager)
     api = ScoredCompletions(engine.tokenizer)
     api.more_options.append(backend.options)
     app = create_app(backend, [adapter_routes(backend, ADAPTERS)], api=api, details_of=backend.details_of)

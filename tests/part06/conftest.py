@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cache.single_sequence import SingleSequenceMemory
+from engine.cache.buffer import BufferMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import EagerWay, ModelRunner
@@ -62,7 +62,7 @@ def real_engine(passed, model, tokenizer):  # noqa: F811
     made = []
 
     def make(make_scheduler=FIFOScheduler, memory=None, **options) -> LLMEngine:
-        memory = memory or SingleSequenceMemory(model.config)
+        memory = memory or BufferMemory(model.config)
         executor = ModelRunner([EagerWay(model, memory)], memory)
         made.append(LLMEngine(tokenizer, model.config, make_scheduler(memory.plan()), executor, **options))
         return made[-1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cache.single_sequence import SingleSequenceCache
+from engine.cache.buffer import BufferCache
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.sampling import SUPPORTS
@@ -74,10 +74,12 @@ def test_a_priority_beyond_reason_is_refused(fake_engine, priority):
         engine.add_request("a", "hello", GREEDY, priority=priority)
 
 
-@pytest.mark.parametrize(("max_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201), (400, 201)])
+@pytest.mark.parametrize(
+    ("max_tokens", "max_model_len"), [(40, None), (40, 41), (40, 0), (200, 201), (400, 201)]
+)
 def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
     max_tokens, max_model_len
 ):
-    scheduler = FIFOScheduler(SingleSequenceCache(max_tokens))
+    scheduler = FIFOScheduler(BufferCache(max_tokens))
     with pytest.raises(ValueError, match="max_model_len"):
         LLMEngine(TOKENIZER, CONFIG, scheduler, ModelRunner([]), max_model_len=max_model_len)

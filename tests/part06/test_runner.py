@@ -40,7 +40,10 @@ def greedy(logits: Logits, batch: Batch) -> torch.Tensor:
 
 def test_the_first_way_that_fits_computes_the_pass(batch):
     runner = ModelRunner([Fixed(3, 1), Fixed(4, 2), Fixed(5, 9)], select=greedy)
+    assert runner.way_number(batch) == 1
     assert runner.submit(batch).result().tokens == [[4], [4]]
+    assert runner.submit(batch, 2).result().tokens == [[5], [5]], "somebody else has chosen the way"
+    assert runner.submit(batch, 0).result().tokens == [[3], [3]], "the first way, too"
 
 
 def test_what_comes_before_a_pass_hears_of_the_batch_in_order(batch):

@@ -86,7 +86,9 @@ def test_of_gpus_only_those_in_use_are_asked_for_their_memory(measured, monkeypa
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     _, metrics, read = measured()
+    asked.clear()
     assert read("ruvon:gpu_memory_used_bytes", device="cuda:1") == 7
+    assert asked == [1], "once for both numbers: they are of one moment"
     assert read("ruvon:gpu_memory_total_bytes", device="cuda:1") == 10
     assert read("ruvon:gpu_memory_used_bytes", device="cuda:0") is None
     assert metrics.snapshot()["now"]["gpus"] == [{"device": "cuda:1", "used": 7, "total": 10}]

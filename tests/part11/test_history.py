@@ -92,6 +92,19 @@ def test_it_is_json():
     assert json.loads(json.dumps(read(History(START), 12.3)))["second"] == list(range(-1, 12))
 
 
+def test_a_sample_that_comes_a_moment_late_is_in_the_percentiles_all_the_same():
+    """A step's first tokens are sampled after they were made: a reader may come between."""
+    history = History(START)
+    history.sample("ttft", START + 0.5, 1.0)
+    assert read(history, 1.1)["ttft"]["p99"] == [None, 1.0]
+    history.sample("ttft", START + 0.9, 3.0)
+    assert read(history, 1.1)["ttft"]["p99"] == [None, 3.0]
+    assert ("ttft", 0) not in history._percentile_cache, "another may still come"
+    history.sample("ttft", START + 1.2, 5.0)
+    assert read(history, 1.3)["ttft"]["p99"] == [None, 3.0]
+    assert ("ttft", 0) in history._percentile_cache, "no other can come for the first second"
+
+
 class BesideAnotherReader(dict):
     """A cache of percentiles from which another reader, who reads a later second, removes all at once."""
 
@@ -103,5 +116,6 @@ class BesideAnotherReader(dict):
 def test_a_reader_beside_another_one_computes_what_the_other_has_removed():
     history = History(START)
     history.sample("ttft", START + 0.5, 2.0)
+    history.sample("ttft", START + 2.5, 9.0)  # later than all that is read: what is read may be kept
     history._percentile_cache = BesideAnotherReader()
     assert read(history, 2.0)["ttft"]["p50"] == [None, 2.0, 2.0]

@@ -267,7 +267,7 @@ def test_a_stream_is_no_answer_to_wait_for_once_the_engine_has_ended(server):
     client = served.client()
     ended = threading.Event()
     served.thread.engine.on_lost.append(lambda _: ended.set())
-    served.thread.engine.lose(RuntimeError("gone"))
+    served.thread.engine.report_lost(RuntimeError("gone"))
     wait_until(lambda: not served.thread.health())
     answer = client.get(EVENTS_PATH)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_down")

@@ -8,7 +8,7 @@ import pytest
 from engine.server.admission import Admission
 from engine.server.app import create_app
 from engine.server.capacity import Capacity, QueueLimits
-from engine.server.deadline import deadlines
+from engine.server.deadline import add_deadlines
 from engine.server.run import config
 from engine.server.shutdown import DrainingServer
 from tests.part04.serving import DEADLINE, _Failures, wait_until
@@ -20,7 +20,7 @@ SEATS = 1  # of Part 6's engine
 @contextmanager
 def draining(backend: Admission, shutdown_timeout: float = DEADLINE):
     """(server, its URL): it is stopped as a signal would stop it."""
-    app = create_app(backend, extensions=[deadlines])
+    app = create_app(backend, extensions=[add_deadlines])
     server = DrainingServer(config(app, "127.0.0.1", 0, log_level="critical"), backend, shutdown_timeout)
     thread = threading.Thread(target=server.run)
     thread.start()

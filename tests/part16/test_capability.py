@@ -30,7 +30,7 @@ class Watched:
     def __init__(self) -> None:
         self.asked, self.late = [], {}
 
-    def unread(self, request, ids):
+    def num_unread(self, request, ids):
         return max(1, self.late.get(request.id, 1) - (len(request.token_ids) + 1 - len(ids)))
 
     def propose(self, texts, most):
@@ -286,7 +286,7 @@ def test_who_was_preempted_and_waits_finds_its_acceptance_rate_again():
 def test_lookup_looks_at_each_text_alone():
     asked = []
     proposer = NgramProposer(lambda ids, most: asked.append((ids, most)) or [1] * most)
-    assert proposer.unread(request(), [1, 2, 3]) == 0, "it has no memory, so it is never behind"
+    assert proposer.num_unread(request(), [1, 2, 3]) == 0, "it has no memory, so it is never behind"
     assert proposer.propose([(request(), [1, 2]), (request(), [3])], [2, 1]) == [[1, 1], [1]]
     assert asked == [([1, 2], 2), ([3], 1)]
 
@@ -358,3 +358,8 @@ def test_one_bound_of_the_lookup_may_be_given_alone(given, longest, shortest):
 def test_a_wrong_configuration_is_refused_by_name(given, words):
     with pytest.raises(ValueError, match=words):
         SpeculativeConfig.from_dict(given)
+
+
+def test_a_table_of_another_kind_is_refused_where_no_dict_is_read():
+    with pytest.raises(ValueError, match="step_times=5: a StepTimes is accepted"):
+        SpeculativeConfig(2, step_times=5)

@@ -99,10 +99,10 @@ def test_a_guess_that_stood_is_not_read_again(model, draft):
     (guess,) = draft.propose([(one, TEXT)], [3])
     for stood, late in ((2, 1), (1, 1), (0, 1), (3, 2)):
         known = [*TEXT, *guess[:stood], 7]
-        assert draft.unread(one, known) == late, (
+        assert draft.num_unread(one, known) == late, (
             "guesses that stood are read, but for the last, which never was"
         )
-    assert draft.unread(one, [*TEXT, 7, 8]) == 2, "behind a wrong guess nothing was read"
+    assert draft.num_unread(one, [*TEXT, 7, 8]) == 2, "behind a wrong guess nothing was read"
     known = [*TEXT, *guess[:2], 7]
     assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)], (
         "keys of a wrong guess are written over"
@@ -114,11 +114,11 @@ def test_who_is_told_nothing_falls_behind_and_catches_up(model, draft):
     one = request(draft, TEXT)
     draft.propose([(one, TEXT)], [1])
     known = [*TEXT, 290, 291, 292, 293]
-    assert draft.unread(one, known) == 4
+    assert draft.num_unread(one, known) == 4
     assert draft.propose([(one, known[:12])], [0]) == [[]], "with 0 the text is only read"
-    assert draft.unread(one, known) == 2
+    assert draft.num_unread(one, known) == 2
     assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)]
-    assert draft.unread(one, known) == 1, "at least the last one is read, for what comes behind it"
+    assert draft.num_unread(one, known) == 1, "at least the last one is read, for what comes behind it"
 
 
 def test_what_a_token_was_drawn_from_is_told(model, draft):
@@ -160,7 +160,7 @@ def test_a_pass_that_fails_was_not_read(model, draft):
     draft.broken = True
     with pytest.raises(MemoryError):
         draft.propose([(one, TEXT)], [2])
-    assert draft.unread(one, TEXT) == len(TEXT)
+    assert draft.num_unread(one, TEXT) == len(TEXT)
     draft.broken = False
     assert draft.propose([(one, TEXT)], [2]) == [alone(model, TEXT, 2)]
 
@@ -174,7 +174,8 @@ def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     draft.cache.release(one)
     again = request(draft, wrong, "b")
     assert draft.cache.allocations["b"].num_committed == 2 * P, "the target finds two blocks"
-    assert draft.unread(again, wrong) == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
+    num_unread = draft.num_unread(again, wrong)
+    assert num_unread == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
     assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
 
@@ -192,9 +193,9 @@ def test_what_the_target_has_is_not_what_the_draft_has(draft):
     draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
     again = admitted(draft, "b")
     assert draft.cache.allocations["b"].num_committed == P, "one full block, which the target has read"
-    assert draft.unread(again, TEXT) == len(TEXT), "and the draft has not"
+    assert draft.num_unread(again, TEXT) == len(TEXT), "and the draft has not"
     child = admitted(draft, "c", parent=one)
-    assert draft.unread(child, TEXT) == len(TEXT), "nor does a sample wait for what the draft has read"
+    assert draft.num_unread(child, TEXT) == len(TEXT), "nor does a sample wait for what the draft has read"
 
 
 def test_preempted_is_forgotten(draft):
@@ -203,7 +204,7 @@ def test_preempted_is_forgotten(draft):
     draft.cache.preempt(one)
     assert not draft.cache.draft_progress
     draft.cache.admit(one)
-    assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
+    assert draft.num_unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)
     assert draft.cache.usage().num_sequences == 0
 
@@ -222,5 +223,5 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     assert draft.cache.reserve(one, 64)
     memory.apply(draft.cache.take_copies())
     known = [*TEXT, 7]
-    assert draft.unread(one, known) == 1
+    assert draft.num_unread(one, known) == 1
     assert draft.propose([(one, known)], [3]) == [alone(model, known, 3)]

@@ -146,7 +146,7 @@ def test_where_there_is_no_room_fewer_are_measured(monkeypatch):
 
 
 def test_a_step_that_is_measured_has_all_its_drafts():
-    inner = SimpleNamespace(max_positions=9, unread=lambda *_: 5, propose=lambda texts, most: [[7], []])
+    inner = SimpleNamespace(max_positions=9, num_unread=lambda *_: 5, propose=lambda texts, most: [[7], []])
     full = FullProposer(inner)
     assert full.propose([None, None], [3, 2]) == [[7, 0, 0], [0, 0]], "found or not"
-    assert (full.max_positions, full.unread(None, [])) == (9, 5)
+    assert (full.max_positions, full.num_unread(None, [])) == (9, 5)

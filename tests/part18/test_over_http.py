@@ -14,7 +14,7 @@ from engine.core.engine_thread import EngineError
 from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import NotFoundError, SamplingParams
 from engine.lora.adapter import read_adapter
-from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
+from engine.server.adapters import AdapterEngineThread, adapter_routes, named_folders
 from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
 from engine.server.scored import ScoredCompletions
@@ -51,7 +51,7 @@ def folder(adapters, tmp_path):
 
 @pytest.fixture
 def serving(base, folder, passed):
-    """serving(routes, gate, **composed's options) -> (client, AdapterEngine)"""
+    """serving(routes, gate, **composed's options) -> (client, AdapterEngineThread)"""
     with ExitStack() as stack:
 
         def start(routes: bool = True, gate: bool = False, **options):
@@ -59,7 +59,7 @@ def serving(base, folder, passed):
             if gate:
                 held = engine.executor.ways[0] = Gate(engine.executor.ways[0])
                 stack.callback(held.open)
-            backend = stack.enter_context(at_rest(AdapterEngine(engine, "base", manager), passed))
+            backend = stack.enter_context(at_rest(AdapterEngineThread(engine, "base", manager), passed))
             template = ChatTemplate.from_pretrained("storyteller")
             chats, api = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
             chats.more_options.append(backend.options)
@@ -238,7 +238,7 @@ def test_a_stream_keeps_its_adapter_while_it_is_unloaded_and_another_takes_its_n
 def test_a_request_has_the_adapter_that_its_name_stands_for_when_it_is_queued(base, adapters, text):
     """Not what it stood for when the request was checked; and no key of the engine's is in any message."""
     engine, manager = composed(base, max_loras=1)
-    backend = AdapterEngine(engine, "base", manager)
+    backend = AdapterEngineThread(engine, "base", manager)
 
     async def run():
         async with backend:
@@ -280,7 +280,7 @@ def test_a_name_that_is_unloaded_while_its_request_is_checked_is_a_404(serving, 
 
 def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
     engine, manager = composed(base)
-    backend = AdapterEngine(engine, "base", manager)
+    backend = AdapterEngineThread(engine, "base", manager)
 
     async def run():
         async with backend:
@@ -296,7 +296,7 @@ def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
 def test_files_are_read_outside_the_event_loop_and_copied_by_the_engines_thread(base, adapters, monkeypatch):
     """Neither stops anybody's stream: a step waits for the copy alone."""
     engine, manager = composed(base)
-    backend, threads = AdapterEngine(engine, "base", manager), {}
+    backend, threads = AdapterEngineThread(engine, "base", manager), {}
 
     def read(*arguments):
         threads["read"] = threading.current_thread()
@@ -322,7 +322,7 @@ def test_files_are_read_outside_the_event_loop_and_copied_by_the_engines_thread(
 def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(base, adapters, monkeypatch):
     """Many that are loaded at once do not hold all their files in memory."""
     engine, manager = composed(base)
-    backend, reading, most = AdapterEngine(engine, "base", manager), [], []
+    backend, reading, most = AdapterEngineThread(engine, "base", manager), [], []
 
     def read(folder, *arguments):
         reading.append(folder)

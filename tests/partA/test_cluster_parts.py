@@ -1,7 +1,9 @@
 """What `ruvon cluster` says and works out before Ray is started."""
 
+import queue
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -132,6 +134,69 @@ def test_sessions_are_sticky_unless_that_is_refused(parts, machines):
 def test_what_no_replica_could_do_is_refused(parts, args, flags, says):
     with pytest.raises(ValueError, match=says):
         parts.check(EngineArgs(**args), ServeFlags(**flags))
+
+
+class Clock:
+    """Seconds that pass only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def run(parts, monkeypatch):
+    """The module of the command, with a clock of the test's."""
+    from engine.cli import cluster_run
+
+    monkeypatch.setattr(cluster_run, "time", Clock())
+    return cluster_run
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "says"),
+    [
+        ([[True, True]], 1, "all are idle"),
+        ([[False, True], [True, True]], 2, "one was at work"),
+        ([TimeoutError(), [False], [True]], 3, "who does not answer in time may be at work"),
+        ([[RuntimeError("died"), True]], 1, "who has died has no request"),
+    ],
+)
+def test_a_shutdown_waits_while_a_replica_may_be_at_work(run, monkeypatch, answers, asked, says):
+    calls, left = [], iter(answers)
+
+    def results(**options):
+        answer = next(left) if calls[-1] == "is_idle" else []
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return answer
+
+    def broadcast(method, *arguments):
+        calls.append(method)
+        return SimpleNamespace(results=results)
+
+    monkeypatch.setattr(run.serve, "get_app_handle", lambda name: SimpleNamespace(broadcast=broadcast))
+    run._drain(60, queue.SimpleQueue())
+    assert calls == ["begin_shutdown", *["is_idle"] * asked, "end_all"], says
+
+
+@pytest.mark.parametrize(("running", "waits"), [(3, True), (10**9, False)])
+def test_replicas_that_ray_replaces_at_once_or_not_at_all_are_not_waited_for_without_end(
+    run, monkeypatch, running, waits
+):
+    """Ray may replace them between two looks, so that they seem to run all the time."""
+    looks = iter(range(10**9))
+    monkeypatch.setattr(run, "_is_running", lambda: next(looks) < running)
+    monkeypatch.setattr(run.serve, "status", lambda: SimpleNamespace(applications={run.NAME: None}))
+    monkeypatch.setattr(run.serve, "run_many", lambda targets, **options: None)
+    monkeypatch.setattr(run.serve, "RunTarget", lambda *arguments, **options: None)
+    run._deploy(None)
+    assert (run.time.now < run.REPLACE_SECONDS) == waits
 
 
 def test_metrics_of_all_replicas_are_one_text(replica):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.parallel.executor import LeadingExecutor, SharedTokens, StepOnAllRanks, WayByNumber, follow
+from engine.parallel.executor import LeadingExecutor, SharedTokens, StepOnAllRanks, follow
 from engine.parallel.group import SUM_SECONDS
 from engine.parallel.launch import RankLost
 from engine.parallel.orders import STEP, STOP, step_from, step_payload, write_order
@@ -53,8 +53,8 @@ class Runner:
     def way_number(self, batch):
         return 1
 
-    def submit(self, batch):
-        self.log.append("submitted")
+    def submit(self, batch, way_number):
+        self.log.append(("submitted", way_number))
         return SimpleNamespace(is_done=self.log.clear, result=lambda: self.log.append("read"))
 
 
@@ -64,7 +64,7 @@ def test_a_step_is_told_with_its_way_and_then_begun_and_watched(batch):
     runner = Runner(workers.log)
     step = LeadingExecutor(runner, workers, None).submit(batch)
     numbers = [*NUMBERS[:5], 0, 1, *NUMBERS[7:]]  # sequences are numbered from 0 on
-    assert workers.log == [("told", STEP, step_payload(1, np.array(numbers))), "submitted"]
+    assert workers.log == [("told", STEP, step_payload(1, np.array(numbers))), ("submitted", 1)]
     workers.log.clear()
     assert isinstance(step, StepOnAllRanks)
     step.result()
@@ -117,10 +117,16 @@ def test_another_rank_computes_each_step_by_the_way_it_is_told(batch):
         write_order(orders, STEP, step_payload(way, np.array(NUMBERS)))
     write_order(orders, STOP)
     orders.seek(0)
-    way = WayByNumber([lambda batch: seen.append("first"), lambda batch: seen.append("second")])
-    assert way.fits(batch), "rank 0 has decided"
-    follow(SimpleNamespace(ways=[way], submit=way), None, orders)
-    assert seen == ["second", "first", "second"]
+    follow(SimpleNamespace(submit=lambda batch, way_number: seen.append(way_number)), None, orders)
+    assert seen == [1, 0, 1]
+
+
+def test_an_adapter_that_cannot_be_sent_is_a_rank_lost():
+    """The other ranks would compute with what was in the slot before."""
+    slots = SimpleNamespace(on_assign=[])
+    LeadingExecutor(Runner([]), Workers(), slots)
+    with pytest.raises(RankLost):
+        slots.on_assign[0](0, "no adapter")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -142,7 +148,6 @@ def test_what_a_rank_makes_of_its_runner(rank):
     else:
         assert executor is runner
         assert runner.scores == [], "no logits are here that could be scored"
-        (way,) = runner.ways
-        assert (type(way), way.ways) == (WayByNumber, ["graphs", "eager"])
+        assert runner.ways == ["graphs", "eager"], "those of rank 0, in the same order"
     group.device = torch.device("cuda:0")
     assert Rank(group, workers).num_on_host == 1, "each has a GPU"

@@ -23,8 +23,8 @@ from engine.kernels.llama_rows import LlamaRows
 from engine.kernels.single_row import SingleRow
 from engine.layers.packed_linear import Transposed
 from engine.models.loader import load_model
+from engine.parallel.layers import sum_over_ranks
 from engine.parallel.shards import Shards
-from engine.parallel.sums import sum_over_ranks
 from tests.part01 import reference
 from tests.partA.test_equal import NGRAM, asked, ids
 

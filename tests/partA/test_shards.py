@@ -12,8 +12,8 @@ from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from engine.models.weights import Place
+from engine.parallel.layers import row_max, sum_over_ranks
 from engine.parallel.shards import CUT_BY_INPUTS, Shards, accepted_sizes, cut, divide
-from engine.parallel.sums import row_max, sum_over_ranks
 from engine.quantization.quantize import quantize
 from tests.part01 import reference
 

@@ -12,7 +12,7 @@ from engine.structured.automaton import ByteAutomaton, TokenAutomaton
 from engine.structured.derivative import matches_empty
 from engine.structured.matcher import StructureFailed
 from engine.structured.regex import RegexError, parse
-from engine.structured.utf8 import characters, others
+from engine.structured.utf8 import characters, complement
 from tests.partB.words import WORDS, ids, shown, vocabulary
 
 LETTERS = "abé\n1 _-]€😀"
@@ -110,7 +110,7 @@ def test_a_range_of_characters_is_that_range_in_utf8(low, high):
     for point in [*near, *(rng.randrange(0x110000) for _ in range(500))]:
         if 0 <= point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF:
             assert fits(states, chr(point)) == (low <= point <= high), hex(point)
-    assert others([]) == [(0, 0xD7FF), (0xE000, 0x10FFFF)], "halves of UTF-16 are no characters"
+    assert complement([]) == [(0, 0xD7FF), (0xE000, 0x10FFFF)], "halves of UTF-16 are no characters"
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,25 @@ from engine.models.weights import Embedding
 D = 48  # √48 is 6.928, and 6.9375 in bfloat16
 
 
-def model(dtype: torch.dtype = torch.float32) -> SimpleNamespace:
-    """What `Model.embedded` reads of a model."""
+class Embeddings(Model):
+    """A model that has its embedding alone: `Model.__init__` is another exercise, and is not called."""
+
+    def __init__(self, embed) -> None:
+        torch.nn.Module.__init__(self)
+        self.embed, self.config = embed, SimpleNamespace(hidden_size=D)
+
+
+def model(dtype: torch.dtype = torch.float32) -> Embeddings:
     embed = Embedding(5, D, dtype=dtype).requires_grad_(False)
     embed.weight.copy_((torch.arange(5 * D).view(5, D) / 100).to(dtype))
-    return SimpleNamespace(embed=embed, config=SimpleNamespace(hidden_size=D))
+    return Embeddings(embed)
 
 
 @torch.inference_mode()
 def test_a_row_is_multiplied_by_the_root_of_its_length():
     made = model()
     want = made.embed.weight[[3, 0, 3]] * D**0.5
-    got = Model.embedded(made, torch.tensor([3, 0, 3]))
+    got = made.embedded(torch.tensor([3, 0, 3]))
     torch.testing.assert_close(got, want, msg=lambda text: f"times √D: {text}")
 
 
@@ -31,7 +38,7 @@ def test_the_weight_stays_as_it_is():
     made = model()
     before = made.embed.weight.clone()
     for _ in range(2):
-        Model.embedded(made, torch.tensor([1, 2]))
+        made.embedded(torch.tensor([1, 2]))
     assert torch.equal(made.embed.weight, before), "the output layer has the same weight, and is not scaled"
 
 
@@ -47,15 +54,14 @@ class Codes:
 
 
 def test_rows_are_looked_up_by_the_embedding():
-    made = SimpleNamespace(embed=Codes(), config=SimpleNamespace(hidden_size=D))
-    got = Model.embedded(made, torch.tensor([1, 2]))
+    got = Embeddings(Codes()).embedded(torch.tensor([1, 2]))
     torch.testing.assert_close(got, torch.full((2, D), D**0.5), msg=lambda text: f"times √D: {text}")
 
 
 @torch.inference_mode()
 def test_the_root_is_rounded_to_the_rows_dtype_first():
     made = model(torch.bfloat16)
-    got = Model.embedded(made, torch.tensor([4]))
+    got = made.embedded(torch.tensor([4]))
     want = (made.embed.weight[[4]].float() * 6.9375).bfloat16()
     assert got.dtype == torch.bfloat16, "the vectors have the weight's dtype"
     assert torch.equal(got, want), "√48 is 6.9375 in bfloat16: the model was trained with the rounded number"

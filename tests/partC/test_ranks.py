@@ -16,8 +16,8 @@ from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from engine.models.transformers_model import config_from
 from engine.parallel.launch import Workers
+from engine.parallel.layers import sum_over_ranks
 from engine.parallel.shards import Shards, accepted_sizes, cut, divide
-from engine.parallel.sums import sum_over_ranks
 from engine.quantization.quantize import quantize
 from tests.partC.families import EQUAL, SHARED, make
 from tests.partC.test_families import PROMPTS, SMALLEST_GAP, likeliest

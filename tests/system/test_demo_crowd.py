@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engine import EngineArgs
 from engine.demo import show
-from engine.demo.crowd import Crowd, Numbers, Person
+from engine.demo.crowd import Crowd, Person, ServerMetrics
 from engine.telemetry.history import DATA_PATH
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -67,7 +67,7 @@ def test_who_heard_no_word_in_all_the_time_there_was_got_no_answer():
         return httpx.Response(503)
 
     crowd = Crowd("http://x", chat=True)
-    crowd.people[2:], crowd.numbers.update = [], lambda http: asyncio.sleep(0)
+    crowd.people[2:], crowd.metrics.update = [], lambda http: asyncio.sleep(0)
     crowd.people[1].num_answers = 1  # one without words, as a model with random weights gives
     asked(answer, lambda http: crowd.run(http, seconds=0, max_seconds=0.1))
     assert [person.error for person in crowd.people] == ["no word in 0.1 s", ""]
@@ -78,12 +78,14 @@ def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
     monkeypatch.setattr("engine.demo.crowd.time", clock)
     totals = {"vllm:prefix_cache_queries": 200, "vllm:prefix_cache_hits": 50}
-    made = iter([10, 30])
+    made = iter([1000, 1010, 1030])
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path != DATA_PATH:
             counts = {"num_draft_tokens": 40.0, "num_accepted_tokens": 30.0}
-            lines = [f'vllm:spec_decode_{name}_total{{model_name="m"}} {n}' for name, n in counts.items()]
+            lines = [
+                f'vllm:spec_decode_{name}_total{{model_name="my model"}} {n}' for name, n in counts.items()
+            ]
             return httpx.Response(200, text="\n".join(lines))
         return httpx.Response(200, json={
             "now": {"running": 2, "waiting": 1, "kv_usage": 0.25},
@@ -91,33 +93,35 @@ def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
             "seconds": {"steps": [1, 4], "step_sequences": [9, 10]},
         })  # fmt: skip
 
-    numbers = Numbers("http://x")
+    metrics = ServerMetrics("http://x")
 
-    async def twice(http: httpx.AsyncClient) -> None:
-        await numbers.update(http)
-        await numbers.update(http)
+    assert metrics.lines(60)[0].startswith("0 tokens/s"), "before anything is known"
 
-    asked(answer, twice)
-    assert numbers.speeds[1:] == [10.0, 20.0], "tokens a second, between two updates"
-    assert (numbers.output_tokens, numbers.seconds) == (30, 2.0)
-    assert (numbers.prompt_tokens, numbers.cached_tokens) == (200, 50)
-    assert numbers.requests_per_step == 10 / 4
-    assert numbers.lines(60)[0].startswith("20 tokens/s")
-    assert numbers.lines(60)[1] == "running 2, waiting 1, KV cache 25.0%, drafts kept 75%"
+    async def three_times(http: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            await metrics.update(http)
+
+    asked(answer, three_times)
+    assert metrics.speeds == [10.0, 20.0], "tokens a second, between two updates: 1,000 were before the first"
+    assert (metrics.output_tokens, metrics.seconds) == (1030, 3.0)
+    assert (metrics.prompt_tokens, metrics.cached_tokens) == (200, 50)
+    assert metrics.requests_per_step == 10 / 4
+    assert metrics.lines(60)[0].startswith("20 tokens/s")
+    assert metrics.lines(60)[1] == "running 2, waiting 1, KV cache 25.0%, drafts kept 75%"
 
 
 def test_what_is_said_in_the_end():
     crowd = Crowd("http://x", chat=True)
     crowd.people[0].num_answers, crowd.people[0].first_text_seconds = 3, [0.1, 0.2, 0.6]
-    numbers = crowd.numbers
-    numbers.speeds, numbers.output_tokens, numbers.seconds, numbers.requests_per_step = (
-        [0.0, 120.0, 80.0],
+    metrics = crowd.metrics
+    metrics.speeds, metrics.output_tokens, metrics.seconds, metrics.requests_per_step = (
+        [120.0, 80.0],
         300,
         4.0,
         2.5,
     )
-    numbers.draft_tokens, numbers.accepted_tokens = 40, 30
-    numbers.prompt_tokens, numbers.cached_tokens = 200, 50
+    metrics.draft_tokens, metrics.accepted_tokens = 40, 30
+    metrics.prompt_tokens, metrics.cached_tokens = 200, 50
     console = Console(width=100, force_terminal=False)
     with console.capture() as shown:
         show._sum_up(console, crowd)

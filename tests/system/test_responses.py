@@ -15,7 +15,7 @@ from engine.decoding.params import SamplingParams
 from engine.server.admission import Admission
 from engine.server.app import create_app
 from engine.server.capacity import Capacity, QueueLimits
-from engine.server.chat import Chat
+from engine.server.chat import Chat, chat_routes
 from engine.server.responses_route import responses_route
 from tests.part04.serving import DEADLINE, ScriptedBackend, client_of, http, openai_client, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER, at_rest, told_alone
@@ -232,11 +232,19 @@ def test_what_is_not_supported_is_refused_by_name(url, fields, param, words, str
 
 
 def test_a_length_without_room_in_the_queue_is_named_as_it_was_sent(scoring_engine, passed):  # noqa: F811
+    messages = {"messages": [{"role": "user", "content": QUESTION}]}
+    asked = {
+        "max_output_tokens": ("/v1/responses", ASK),
+        "max_completion_tokens": ("/v1/chat/completions", messages | {"max_completion_tokens": 20}),
+        "max_tokens": ("/v1/chat/completions", messages | {"max_tokens": 20}),
+    }
+    chats = chat_routes(TOKENIZER, CONFIG, TEMPLATE, Chat(TOKENIZER))
     with at_rest(EngineThread(scoring_engine(), "m"), passed) as backend:
         tiny = Capacity(QueueLimits(max_num_queued_reqs=4, max_num_queued_tokens=10), seats=1)
-        with serve(create_app(Admission(backend, tiny), [route()])) as url, http(url) as client:
-            error = client.post("/v1/responses", json=ASK).json()["error"]
-    assert (error["code"], error["param"]) == ("request_too_large", "max_output_tokens")
+        with serve(create_app(Admission(backend, tiny), [route(), chats])) as url, http(url) as client:
+            for name, (path, body) in asked.items():
+                error = client.post(path, json=body).json()["error"]
+                assert (error["code"], error["param"]) == ("request_too_large", name)
 
 
 @pytest.mark.parametrize("model", ["gpt-4", ""])
@@ -296,7 +304,7 @@ def test_the_cost_stands_in_the_usage(scoring_engine, passed):  # noqa: F811
 
 def test_another_name_of_the_model_is_answered_with_its_first():
     api = Chat(TOKENIZER)
-    api.first_name = {"team/script-2": "script"}
+    api.name_of_alias = {"team/script-2": "script"}
     with client_of(ScriptedBackend(), extensions=[route(api)]) as client:
         answer = client.post("/v1/responses", json=SCRIPTED | {"model": "team/script-2"})
     assert answer.json()["model"] == "script"

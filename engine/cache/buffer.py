@@ -1,4 +1,5 @@
-"""A KV cache for one sequence at a time: Part 3's buffer behind the two interfaces of a cache. Part 6.
+"""A KV cache of one buffer, for one sequence at a time: Part 3's `SingleCache` behind the two interfaces of a
+cache. Part 6.
 
 It is all that a scheduler needs which runs one request after the other. Many sequences have slots (Part 7) or
 pages (Part 12).
@@ -17,7 +18,7 @@ from engine.models.config import ModelConfig
 from engine.requests.batch import Batch, Copy
 
 
-class SingleSequenceCache:
+class BufferCache:
     """The plan: which sequence, if any, has the buffer of `max_tokens` tokens."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -70,7 +71,7 @@ class SingleSequenceCache:
         """Does nothing: the buffer is never copied."""
 
 
-class SingleSequenceMemory:
+class BufferMemory:
     """The memory: keys and values of one sequence of up to `max_tokens` tokens, allocated once."""
 
     def __init__(
@@ -81,11 +82,14 @@ class SingleSequenceMemory:
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
     ) -> None:
-        self._buffer = SingleCache(config, max_tokens or config.max_positions, device, dtype, kernel)
+        """`max_tokens` is the room of the buffer; None takes what the model's longest sequence needs."""
+        if max_tokens is None:
+            max_tokens = config.max_positions
+        self._buffer = SingleCache(config, max_tokens, device, dtype, kernel)
 
-    def plan(self) -> SingleSequenceCache:
+    def plan(self) -> BufferCache:
         """A new plan of the buffer, in which it is free."""
-        return SingleSequenceCache(self._buffer.max_tokens)
+        return BufferCache(self._buffer.max_tokens)
 
     def apply(self, copies: Sequence[Copy]) -> None:
         """Does nothing: the buffer is never copied."""

@@ -1,4 +1,8 @@
-"""The sum over the ranks, after the layers that are cut by their inputs. Extension A."""
+"""The layers in which a rank's part of a model differs: sums over the ranks, no output layer. Extension A.
+
+A layer that is cut by its inputs (shards.py) gives one term of each result on every rank, so the results are
+summed. Only rank 0 chooses tokens, so only rank 0 has an output layer.
+"""
 
 from torch import Tensor, nn
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from engine.cache.buffer import BufferCache, BufferMemory
 from engine.cache.single import CachedForward
-from engine.cache.single_sequence import SingleSequenceCache, SingleSequenceMemory
 from engine.execution.runner import EagerWay
 from engine.scheduling.scheduler import Queues
 from tests.part06.fakes import CONFIG
@@ -13,7 +13,7 @@ from tests.part06.steps import make_request
 
 @pytest.fixture
 def cache():
-    return SingleSequenceCache(max_tokens=50)
+    return BufferCache(max_tokens=50)
 
 
 def test_a_second_sequence_comes_in_once_the_first_has_left(cache):
@@ -53,14 +53,15 @@ def test_usage_counts_the_whole_buffer(cache):
 
 
 def test_the_buffer_is_as_long_as_the_model_sees_unless_told_otherwise():
-    assert SingleSequenceMemory(CONFIG).plan().max_tokens == CONFIG.max_positions
-    assert SingleSequenceMemory(CONFIG, max_tokens=7).plan().max_tokens == 7
+    assert BufferMemory(CONFIG).plan().max_tokens == CONFIG.max_positions
+    for max_tokens in (7, 0):
+        assert BufferMemory(CONFIG, max_tokens=max_tokens).plan().max_tokens == max_tokens
 
 
 @pytest.fixture
 def queues(model):
     """(scheduler, way): what makes a record of a step, and what computes it."""
-    memory = SingleSequenceMemory(model.config)
+    memory = BufferMemory(model.config)
     return Queues(memory.plan()), EagerWay(model, memory)
 
 
