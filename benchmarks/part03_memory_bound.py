@@ -1,18 +1,20 @@
 """What does a decode step wait for: bytes, arithmetic, or the calls themselves?
 
     python -m benchmarks.part03_memory_bound                 # a minute or two, on a quiet machine
-    python -m benchmarks.part03_memory_bound --repeats 5 --models storyteller
+    python -m benchmarks.part03_memory_bound --rounds 2 --models storyteller
 
 Three tests of "it waits for its weights". A step of 8 tokens does eight times the arithmetic on the same
 bytes: if reading decides, it costs hardly more. A bare read of the same bytes (torch.sum) is a floor. And a
 model too large for the processor's caches must be slower per byte. What is left is split: linear layers that
 compute nothing leave the rest of the step, and linear layers of a few numbers leave the cost of a call.
 
-All figures are the fastest of many repeats, the sides in turns.
+The sides take turns in every round, and in a round the fastest of REPEATS runs counts. Figures are medians of
+the rounds; `spread` has the least and the most of each.
 """
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,13 +26,14 @@ from rich import print
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import record
+from benchmarks.record import record, spread, yardstick_ms
 from engine.cache.single import SingleCache
 from engine.layers.packed_linear import FORMS
 from engine.layers.replace import linear_names, replace_linears
 from engine.models.loader import load_model
 
 CONTEXT = 64  # tokens in the cache
+REPEATS = 8  # of each side in a round
 TOKENS = (1, 8)  # in a step
 GPT2 = {
     "model_type": "gpt2",
@@ -82,19 +85,22 @@ def step(model: nn.Module, tokens: int) -> Callable[[], Tensor]:
 
 
 @torch.inference_mode()
-def fastest(sides: dict[tuple, Callable[[], object]], repeats: int) -> dict[tuple, float]:
-    """Milliseconds of each, the sides in turns."""
-    found = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeats):
+def fastest(sides: dict[tuple, Callable[[], object]], rounds: int) -> dict[tuple, list[float]]:
+    """Milliseconds of each side in each round, the sides in turns."""
+    found: dict[tuple, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
         for name, run in sides.items():
             run()  # what the side before left in the caches is not its fault
-            start = time.perf_counter()
-            run()
-            found[name] = min(found[name], (time.perf_counter() - start) * 1e3)
+            taken = []
+            for _ in range(REPEATS):
+                start = time.perf_counter()
+                run()
+                taken.append((time.perf_counter() - start) * 1e3)
+            found[name].append(min(taken))
     return found
 
 
-def measure(name: str, repeats: int) -> dict:
+def measure(name: str, rounds: int) -> dict:
     plain = load(name, None)
     linears = [plain.get_submodule(layer) for layer in linear_names(plain)]
     weights = [linear.weight for linear in linears]
@@ -115,14 +121,17 @@ def measure(name: str, repeats: int) -> dict:
     steps["bare read", "fp16"] = lambda: [
         weight[: len(weight) // 2].sum() for weight in weights
     ]  # half the bytes
-    ms = fastest(steps, repeats)
+    taken = fastest(steps, rounds)
+    ms = {key: statistics.median(times) for key, times in taken.items()}
     megabytes = sum(weight.nbytes for weight in weights) / 1e6
     found = {
         side: {
             "step_ms": ms[side, 1],
+            "step_spread": spread(taken[side, 1]),
             "step_of_8_ms": ms[side, 8],
             "eight_times_the_arithmetic": ms[side, 8] / ms[side, 1],
             "layers_ms": ms[side, "layers"],
+            "layers_spread": spread(taken[side, "layers"]),
             "calls_ms": ms[side, "calls"],
             "megabytes": megabytes / 2 if "Half" in side else megabytes,
         }
@@ -153,6 +162,12 @@ def measure(name: str, repeats: int) -> dict:
         "ratios": ratios,
         "forms": found,
         "bare_read_ms": bare,
+        "bare_read_spread": spread(taken["bare read", "fp32"]),
+        "step_ms": plain_ms,
+        "read_share_of_each_round": [
+            read / whole
+            for read, whole in zip(taken["bare read", "fp32"], taken["nn.Linear", 1], strict=True)
+        ],
         "gigabytes_per_second": {"bare read": megabytes / bare["fp32"]}
         | {side: value["megabytes"] / value["layers_ms"] for side, value in found.items()},
         "rest_of_the_step_ms": ms["nothing", 1],
@@ -161,53 +176,32 @@ def measure(name: str, repeats: int) -> dict:
     }
 
 
-def parallel_region_us(repeats: int) -> float:
-    """What handing work to all threads and waiting for the last costs: PyTorch shares out an elementwise
-    operation from 32,768 numbers on, so one number more shows it.
-    """
-    alone, shared = torch.zeros(32_767), torch.zeros(32_769)
-    sides = {
-        (name,): lambda x=x: [x.add_(1) for _ in range(20)]
-        for name, x in {"alone": alone, "shared": shared}.items()
-    }
-    ms = fastest(sides, repeats)
-    return (ms["shared",] - ms["alone",]) / 20 * 1e3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
-    figures: dict = {"region_us": {}, "context": CONTEXT}
+    before = yardstick_ms()
+    figures: dict = {"context": CONTEXT}
     rows = []
     for threads in args.threads:
         torch.set_num_threads(threads)
-        figures["region_us"][str(threads)] = parallel_region_us(args.repeats)
         for name in args.models:
             found = figures.setdefault(name.replace("-", "_"), {})[f"threads_{threads}"] = measure(
-                name, args.repeats
+                name, args.rounds
             )
             for side, ms in found["forms"].items():
-                numbers = [
-                    ms[key] for key in ("megabytes", "step_ms", "step_of_8_ms", "layers_ms", "calls_ms")
-                ]
+                steps = ("step_ms", "step_spread", "step_of_8_ms")
+                keys = ("megabytes", *steps, "layers_ms", "layers_spread", "calls_ms")
+                numbers = [ms[key] for key in keys]
                 rows.append([NAMES[name], threads, f"`{side}`", *numbers])
             rest = found["rest_of_the_step_ms"]
-            rows.append([NAMES[name], threads, "no linear layers", 0, rest, None, 0, 0])
-            bare = found["bare_read_ms"]["fp32"]
+            rows.append([NAMES[name], threads, "no linear layers", 0, rest, "", None, 0, "", 0])
+            bare, read_spread = found["bare_read_ms"]["fp32"], found["bare_read_spread"]
+            megabytes = found["forms"]["nn.Linear"]["megabytes"]
             rows.append(
-                [
-                    NAMES[name],
-                    threads,
-                    "a bare read",
-                    found["forms"]["nn.Linear"]["megabytes"],
-                    None,
-                    None,
-                    bare,
-                    0,
-                ]
+                [NAMES[name], threads, "a bare read", megabytes, None, "", None, bare, read_spread, 0]
             )
     columns = [
         "model",
@@ -215,23 +209,21 @@ def main() -> None:
         "linear layers",
         "MB",
         "step, ms",
+        "steps, in rounds",
         "step of 8 tokens, ms",
         "layers alone, ms",
+        "of them, in rounds",
     ]
     columns += ["of that, calls, ms"]
-    # The article's: one thread, without the calls and the forms it does not speak of.
-    told = ("a bare read", "`nn.Linear`", "`Transposed`", "`Half`")
-    short = [[row[0], *row[2:7]] for row in rows if row[1] == 1 and row[2] in told]
-    names = [columns[0], *columns[2:7]]
     shown = Table(*columns, title=f"a decode step behind {CONTEXT} tokens")
     for row in rows:
         shown.add_row(*("" if x is None else f"{x:.2f}" if isinstance(x, float) else str(x) for x in row))
     print(shown)
-    print(f"handing work to all threads costs {figures['region_us']} µs")
     workload = {
         "models": args.models,
         "context": CONTEXT,
-        "repeats": args.repeats,
+        "rounds": args.rounds,
+        "repeats": REPEATS,
         "torch_threads": args.threads,
     }
     question = "What does a decode step wait for: bytes, arithmetic, or the calls themselves?"
@@ -241,7 +233,8 @@ def main() -> None:
             question,
             workload,
             figures,
-            {"steps": {"columns": columns, "rows": rows}, "layers": {"columns": names, "rows": short}},
+            {"steps": {"columns": columns, "rows": rows}},
+            yardstick_before=before,
         )
     )
 
