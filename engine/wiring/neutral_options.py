@@ -61,6 +61,9 @@ NEUTRAL = {
         (None, []), "a step is a record of numbers that any process can compute, and a function is none"
     ),
     "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
+    "logprobs_mode": Neutral(
+        ("raw_logprobs",), "log probabilities are the model's, before temperature and penalties"
+    ),
     "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
     "disable_log_stats": Neutral(
