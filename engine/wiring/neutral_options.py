@@ -67,7 +67,8 @@ NEUTRAL = {
     "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
     "disable_log_stats": Neutral(
-        (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"
+        (True,),
+        "an engine logs no statistics; LLM(disable_log_stats=False) has get_metrics, a server /metrics",
     ),
     "collect_detailed_traces": Neutral((None,), "spans are of requests; trace has each step"),
     "enable_log_requests": Neutral((False,), "no request is logged"),
