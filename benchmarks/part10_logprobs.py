@@ -1,11 +1,13 @@
 """What do log probabilities cost a step, and a prompt?
 
-    python -m benchmarks.part10_logprobs [--rounds 3] [--tokens 14]  # two minutes on a quiet machine
+    python -m benchmarks.part10_logprobs [--rounds 5] [--tokens 14]  # three minutes on a quiet machine
 
 Whole steps of the engine, in which every request asks for 0, 1, 5 or 20 of the likeliest tokens, beside
 steps in which nobody asks, and beside Part 6's executor, which cannot be asked: for 1 and 32 requests, with
 storyteller and with random weights in the shape of GPT-2 124M. The sides take turns; compared are medians of
 processor time, on one thread.
+`scorer`: the processor time inside the scores themselves, in the same steps, with the least and the most of
+the rounds; what whole steps differ by is more than this.
 `prompt`: one prompt read with and without its tokens' log probabilities. `bytes_per_token`: what a token's
 scores take as the engine keeps them, and as a dict of records.
 """
@@ -29,7 +31,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import EagerWay, ModelRunner
-from engine.execution.scores import logprobs_of
+from engine.execution.scores import ChosenLogprobs, PromptLogprobs, logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
@@ -48,6 +50,25 @@ PROMPT, ROOM, LONG = (
 FIRST = 3  # steps that are not counted: prompts are read in them
 
 
+class Timed:
+    """A `Score` whose processor time is added up in `seconds`."""
+
+    def __init__(self, score: ChosenLogprobs | PromptLogprobs) -> None:
+        self.score, self.seconds = score, 0.0
+
+    def __call__(self, *arguments):
+        return self._timed(self.score, *arguments)
+
+    def add_to(self, *arguments):
+        return self._timed(self.score.add_to, *arguments)
+
+    def _timed(self, call, *arguments):
+        start = time.process_time()
+        found = call(*arguments)
+        self.seconds += time.process_time() - start
+        return found
+
+
 class Bench:
     """One model, one cache, and an engine for each side over both."""
 
@@ -58,9 +79,12 @@ class Bench:
         )
         self.memory = SlotMemory(self.model.config, seats, room)
         self.seats, self.room = seats, room
+        self.scores: list[Timed] = []  # of the engine made last
+        self.inside: dict[tuple[str, int], list[float]] = {}  # (side, requests) -> ms in the scores, per step
 
     def engine(self, scoring: bool = True) -> LLMEngine:
-        scores = logprobs_of(self.tokenizer, self.model.logits) if scoring else []
+        scores = [Timed(score) for score in logprobs_of(self.tokenizer, self.model.logits)] if scoring else []
+        self.scores = scores
         budget = max(512, self.seats)
         return LLMEngine(
             self.tokenizer,
@@ -80,12 +104,18 @@ class Bench:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=SIDES[side])
         for i in range(requests):
             engine.add_request(str(i), self.prompt(PROMPT), params)
-        taken = []
+        taken, inside = [], []
         while engine.has_unfinished_requests():
-            start = time.process_time()
+            before, start = self.seconds_inside(), time.process_time()
             engine.step()
             taken.append(time.process_time() - start)
+            inside.append(self.seconds_inside() - before)
+        self.inside.setdefault((side, requests), []).append(statistics.median(inside[FIRST:]) * 1e3)
         return statistics.median(taken[FIRST:])
+
+    def seconds_inside(self) -> float:
+        """Processor time inside the scores of the engine made last."""
+        return sum(score.seconds for score in self.scores)
 
     def prompt_seconds(self, n: int | None) -> float:
         """From a prompt's arrival to its first token."""
@@ -123,9 +153,9 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
 
 @rare_collections()
 def main() -> None:
-    arguments = whole_numbers(__doc__.splitlines()[0], rounds=3, tokens=14)
+    arguments = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=14)
     torch.set_num_threads(1)
-    rows, prompts, figures = [], [], {"step": {}, "prompt": {}}
+    rows, prompts, scorers, figures = [], [], [], {"step": {}, "prompt": {}, "scorer": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, shape in MODELS.items():
             where = gpt2_like(Path(folder), *shape) if shape else name
@@ -140,6 +170,13 @@ def main() -> None:
                 rows.append([name, requests, ms["cannot be asked"], *ratios])
                 key = "gpt2_shape" if shape else name
                 figures["step"][f"{key}_{requests}"] = {"ms": ms, "ratio": over}
+                inside = {side: bench.inside[side, requests] for side in SIDES if side != "cannot be asked"}
+                figures["scorer"][f"{key}_{requests}"] = {"ms_of_rounds": inside}
+                told = [
+                    f"{statistics.median(rounds):.2g} ({min(rounds):.2g} to {max(rounds):.2g})"
+                    for rounds in inside.values()
+                ]
+                scorers.append([name, requests, ms["nobody asks"], *told])
             # One slot, long enough for the prompt.
             bench.memory, bench.seats, bench.room = SlotMemory(bench.model.config, 1, LONG + 8), 1, LONG + 8
             sides = {str(n): partial(bench.prompt_seconds, n) for n in (None, 0, 5, 20)}
@@ -163,6 +200,13 @@ def main() -> None:
         "columns": ["model", "prompt tokens", "read, processor ms", "prompt_logprobs 0", "5", "20"],
         "rows": prompts,
     }
+    scorer = {
+        "columns": [
+            "model", "requests", "step, nobody asks, processor ms", "inside the scores, ms: nobody asks",
+            "logprobs 0", "1", "5", "20",
+        ],
+        "rows": scorers,
+    }  # fmt: skip
     workload = {
         "prompt_tokens": PROMPT, "output_tokens": arguments.tokens, "rounds": arguments.rounds,
         "statistic": "processor time, median of steps, median of rounds", "sides": list(SIDES),
@@ -170,10 +214,14 @@ def main() -> None:
     }  # fmt: skip
     path = record(
         "part10_logprobs", "What do log probabilities cost?", workload, figures,
-        {"step": step, "prompt": prompt},
+        {"step": step, "prompt": prompt, "scorer": scorer},
     )  # fmt: skip
     console = Console()
-    for title, content in (("A step, times that of one that cannot be asked", step), ("A prompt", prompt)):
+    for title, content in (
+        ("A step, times that of one that cannot be asked", step),
+        ("Inside the scores", scorer),
+        ("A prompt", prompt),
+    ):
         table = Table(*content["columns"], title=title)
         for row in content["rows"]:
             table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))

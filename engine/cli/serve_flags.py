@@ -25,6 +25,7 @@ ACCESS = "Who may ask, and where"  # headings in the help
 LIMITS = "How much is taken on"
 STREAMS = "How answers are streamed"
 TOOLS = "Tools and thoughts"
+LOG = "What it says of itself"
 COSTS = "What it costs"
 
 
@@ -108,6 +109,9 @@ class ServeFlags:
             TOOLS, "How the model writes thoughts: qwen3; default: they are content.", hidden=not is_here("B")
         ),
     ] = None
+    disable_log_stats: Annotated[
+        bool, flag(LOG, "No line of what the engine did, every ten seconds of work.", "--disable-log-stats")
+    ] = False
     price_per_hour: Annotated[
         str | None, flag(COSTS, "Dollars for an hour of the device; answers then say what they cost.")
     ] = None

@@ -4,6 +4,7 @@ This module needs the extra `server`; engine/cli/serve.py prints a message if th
 """
 
 import hashlib
+import logging
 import reprlib
 from collections.abc import Collection
 from functools import partial
@@ -52,6 +53,7 @@ from engine.telemetry.info import AdapterInfo, CacheInfo
 from engine.telemetry.live_view import LiveView
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
+from engine.telemetry.stat_log import StatLog
 from engine.wiring.compose import build_engine
 from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
@@ -59,6 +61,7 @@ from engine.wiring.extensions import wiring_of
 from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
+logger = logging.getLogger("uvicorn.error")  # uvicorn's logger, which writes the server's log
 # As in vLLM, requests of load balancers and scrapers are not counted, and here not those of pages that
 # watch either.
 UNCOUNTED_PATHS = OPEN_PATHS | LIVE_PATHS | {EVENTS_PATH, "/health", "/ping", "/version"}
@@ -126,6 +129,10 @@ class Service:
         """
         engine = self.engine
         self.metrics = metrics = self._engine_metrics()
+        if not self.flags.disable_log_stats:
+            stat_log = StatLog(metrics, logger.info)
+            engine.on_shutdown.append(stat_log.close)
+            stat_log.start()
         adapter_thread = self.engine_thread if isinstance(self.engine_thread, AdapterEngineThread) else None
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)

@@ -61,10 +61,14 @@ NEUTRAL = {
         (None, []), "a step is a record of numbers that any process can compute, and a function is none"
     ),
     "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
+    "logprobs_mode": Neutral(
+        ("raw_logprobs",), "log probabilities are the model's, before temperature and penalties"
+    ),
     "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
     "disable_log_stats": Neutral(
-        (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"
+        (True,),
+        "an engine logs no statistics; LLM(disable_log_stats=False) has get_metrics, a server /metrics",
     ),
     "collect_detailed_traces": Neutral((None,), "spans are of requests; trace has each step"),
     "enable_log_requests": Neutral((False,), "no request is logged"),

@@ -159,6 +159,12 @@ SNIPPETS = [
         "max_logprobs=50: 20 is accepted: a request may ask for 0 to 20 log probabilities a token",
     ),
     refused(
+        '`LLM(m, logprobs_mode="processed_logprobs")`',
+        'LLM(MODEL, logprobs_mode="raw_logprobs")\nLLM(MODEL, logprobs_mode="processed_logprobs")',
+        "logprobs_mode='processed_logprobs': 'raw_logprobs' is accepted: log probabilities are the model's, "
+        "before temperature and penalties",
+    ),
+    refused(
         "`LLM(m, logits_processors=[…])`, and in `SamplingParams`",
         "SamplingParams(logits_processors=None)\nLLM(MODEL, logits_processors=['mine:Processor'])",
         "logits_processors=['mine:Processor']: None and [] are accepted: a step is a record of numbers that "
