@@ -166,15 +166,20 @@ def pytest_terminal_summary(terminalreporter, config) -> Generator[None, object,
     if count:
         write("A test shows the first exercise it meets; others may lie behind it.")
     skipped = _skipped_for_a_package(stats.get("skipped", []))
-    for package, (extra, files) in skipped.items():
-        write(f"Not run, since {package} is not installed (pip install 'ruvon[{extra}]' brings it):")
+    for package, (remedy, files) in skipped.items():
+        write(f"Not run, since {package} is not installed ({remedy}):")
         for file in sorted(files):
             write(f"    {file}")
+    unwritten = [
+        exercise.where for exercise in PART.exercises if not waiting[exercise] and not _is_written(exercise)
+    ]
+    if unwritten and _whole_part(config, terminalreporter):
+        write(f"Not written, and no test that ran meets it: {', '.join(unwritten)}.")
     if failed:
         places = config.stash[PLACES]
         _point_out(min(failed, key=lambda report: places.get(report.nodeid, -1)), write)
     elif not count and _whole_part(config, terminalreporter):
-        state = "What ran is green" if skipped else "All green"
+        state = "What ran is green" if skipped or unwritten else "All green"
         write(f"{state}: see your code at work with `python -m parts run {PART.number}`.")
     elif not count:
         write(f"These are green. The whole part: `{_command()}`.")
@@ -186,29 +191,32 @@ def _command(*arguments: str) -> str:
 
 
 def _skipped_for_a_package(reports: list) -> dict[str, tuple[str, set[str]]]:
-    """Of tests that were skipped, and say that they want a package which an extra of pyproject.toml brings:
-    package -> (that extra, the tests' files).
+    """Of tests that were skipped, and say that they want a package of an extra of pyproject.toml: package ->
+    (how to get it, the tests' files).
     """
     found: dict[str, tuple[str, set[str]]] = {}
     for report in reports:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-        for package, extra in _missing_packages().items():
+        for package, remedy in _missing_packages().items():
             if re.search(rf"\b{re.escape(package)}\b", reason):
-                _, files = found.setdefault(package, (extra, set()))
+                _, files = found.setdefault(package, (remedy, set()))
                 files.add(report.nodeid.partition("::")[0])
     return found
 
 
 @cache
 def _missing_packages() -> dict[str, str]:
-    """Packages that an extra of pyproject.toml would install here, and that are not: name -> the extra."""
+    """Packages of an extra of pyproject.toml that are not installed here: name -> how to get it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     missing: dict[str, str] = {}
     for extra, requirements in project.get("optional-dependencies", {}).items():
         for requirement in map(Requirement, requirements):
-            is_for_this_system = requirement.marker is None or requirement.marker.evaluate()
-            if requirement.name != project["name"] and is_for_this_system and _is_missing(requirement.name):
-                missing.setdefault(requirement.name, extra)
+            if requirement.name == project["name"] or not _is_missing(requirement.name):
+                continue
+            remedy = f"pip install 'ruvon[{extra}]' brings it"
+            if requirement.marker is not None and not requirement.marker.evaluate():
+                remedy = f"it needs {requirement.marker}: a container, or WSL on Windows"
+            missing.setdefault(requirement.name, remedy)
     return missing
 
 

@@ -162,7 +162,6 @@ def test_green_is_not_all_green_where_a_package_is_missing(repo, tmp_path):
     project.write_text(f"{project.read_text()}\n[project.optional-dependencies]\n{extras}")
     skips = "import pytest\n\npytest.importorskip('{}', reason='needs {}: it draws')\n"
     write(repo, "tests/part02/test_pictures.py", skips.format("not_to_be_had", "not-to-be-had"))
-    write(repo, "tests/part02/test_elsewhere.py", skips.format("elsewhere", "elsewhere"))
     said = parts(finished(repo, tmp_path / "x"), "test", "2").stdout
     assert (
         "Not run, since not-to-be-had is not installed (pip install 'ruvon[pictures]' brings it):\n"
@@ -171,5 +170,22 @@ def test_green_is_not_all_green_where_a_package_is_missing(repo, tmp_path):
     ) in said
     assert "All green" not in said
     (repo / "tests/part02/test_pictures.py").unlink()
+    write(repo, "tests/part02/test_elsewhere.py", skips.format("elsewhere", "elsewhere"))
     said = parts(finished(repo, tmp_path / "y"), "test", "2").stdout
-    assert "All green: see your code" in said, "what no extra brings to this system is not missing"
+    needs = 'it needs sys_platform == "nowhere": a container, or WSL on Windows'
+    assert (
+        f"Not run, since elsewhere is not installed ({needs}):\n    tests/part02/test_elsewhere.py\n" in said
+    )
+    assert "What ran is green: see your code" in said, "what this system cannot have has not run either"
+
+
+def test_green_is_not_all_green_where_no_test_that_ran_meets_an_unwritten_exercise(repo, tmp_path):
+    two = "import pytest\n\n\n@pytest.mark.skip(reason='not here')\ndef test_two_has_a_word():\n    pass\n"
+    write(repo, "tests/part02/test_two.py", two)
+    x = tmp_path / "x"
+    start(repo, 2, x, solved=False)
+    said = parts(x, "test", "2").stdout
+    assert (
+        "Not written, and no test that ran meets it: engine/two.py:Two.value, engine/two.py:words.\n" in said
+    )
+    assert "What ran is green" in said
