@@ -6,6 +6,7 @@ python articles/figures/19_load.py      # writes 19_load.svg, from part19_utilis
 import matplotlib.pyplot as plt
 from drawing import bare, result, save
 
+API = 1.60  # dollars for a million output tokens elsewhere: supposed, as in the demo
 BLUE, ORANGE, GREY = "#1d4ed8", "#b45309", "#666666"
 
 
@@ -19,6 +20,9 @@ def main() -> None:
     ax.plot(tokens, whole, "o-", color=BLUE, label="the whole bill, by its output tokens")
     ax.plot(tokens, paid, "o-", color=ORANGE, label="what requests pay for their output tokens")
     ax.fill_between(tokens, paid, whole, color=BLUE, alpha=0.08, lw=0)
+    ax.axhline(API, color=GREY, lw=1, ls="--")
+    ax.annotate(f"an API at ${API:.2f} a million", (tokens[-1], API), (0, 5), textcoords="offset points",
+                fontsize=8.5, color=GREY, ha="right")  # fmt: skip
     following = [*tokens[1:], float("inf")]
     for point, x, y, right in zip(points, tokens, whole, following, strict=True):
         if right < 1.08 * x:  # its words would lie on the next one's

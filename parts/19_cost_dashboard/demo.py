@@ -1,4 +1,4 @@
-"""Two servers at the same price, one with a single guest, one full: what does a token cost on each?
+"""Two servers at the same price, one with a single guest, one full, and what a request pays.
 
 python -m parts run 19                 # ends by itself; -- --serve stays up, with the cost on /dashboard
 """
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import httpx
 import torch
 from rich.console import Console, Group
 from rich.live import Live
@@ -48,6 +49,12 @@ SEATS = 8
 BLOCK = 8  # tokens: short, so that these short prompts have a beginning in common
 PRICE, API = "2.50", "0.10,0.40,1.60"  # supposed: dollars an hour; for a million tokens elsewhere
 SERVERS = {"one guest": ((9, 1),), "a crowd": ((9, 24),)}  # seconds, people
+STORY = "Lily and her mom were in the kitchen. They wanted to bake a big cake for the party. " * 14
+REQUESTS = {  # what is asked, one after the other: (prompt, tokens of the answer)
+    "a long prompt, a short answer": (STORY + "Lily said", 4),
+    "the same prompt again": (STORY + "Lily said", 4),
+    "a short prompt, a long answer": ("Once upon a time", 250),
+}
 WIDTH = 34  # of a bar
 
 
@@ -119,7 +126,10 @@ def main() -> None:
             bill, _ = play(console, waves, log)
             bills[name] = bill
             same &= reconciled(console, bill, log)
-    title(console, "3. An hour like this, to the cent")
+    title(console, "3. What a request pays, as its answer says it")
+    usages = ask_each()
+    console.print(receipts(usages))
+    title(console, "4. An hour like this, to the cent")
     console.print(hours(bills))
     console.print(
         f"\nThe lines of each hour add up to ${PRICE}, and each log to its bill: [bold]{yes(same)}[/]"
@@ -133,6 +143,7 @@ def main() -> None:
         }
         for name, bill in bills.items()
     }
+    figures["requests"] = usages
     path = record(
         "part19",
         "What does a token cost on a server that waits, and on a full one?",
@@ -151,10 +162,39 @@ def reconciled(console: Console, bill: Bill, log: Path) -> bool:
     requests = sum(bool(line["request_id"]) for line in lines)
     console.print()  # the board ends without a line break where the output is no terminal
     console.print(
-        f"The log has {requests} requests, and {len(lines) - requests} lines that no request pays for: "
-        f"together {logged:,} ns. The bill: {bill.total_ns:,} ns."
+        f"Lines of requests in the log: {requests}; of time nobody pays for: {len(lines) - requests}. "
+        f"Together {logged:,} ns. The bill: {bill.total_ns:,} ns."
     )
     return logged == bill.total_ns
+
+
+def ask_each() -> dict[str, dict]:
+    """The `usage` of each of REQUESTS, which are alone on their server."""
+    usages = {}
+    with served(build()[1]) as address, httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+        for name, (prompt, tokens) in {"to warm up": ("The dog", 8), **REQUESTS}.items():
+            body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            usages[name] = http.post("/v1/completions", json=body).raise_for_status().json()["usage"]
+    del usages["to warm up"]
+    return usages
+
+
+def receipts(usages: dict[str, dict]) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column("")
+    for name in ("prompt", "found", "answer", "device, ms", "cost", "elsewhere"):
+        shown.add_column(name, justify="right")
+    for name, usage in usages.items():
+        details = usage["cost_details"]
+        found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        shown.add_row(
+            name,
+            *(f"{number:,}" for number in (usage["prompt_tokens"], found, usage["completion_tokens"])),
+            f"{details['device_ns'] / 1e6:.0f}",
+            f"${usage['cost']:.7f}",
+            f"${details['api_cost']:.7f}",
+        )
+    return shown
 
 
 def in_cents(bill: Bill) -> dict[str, int]:
