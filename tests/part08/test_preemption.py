@@ -1,101 +1,13 @@
 """Memory refuses: who gives way, where they wait, and who starts when there is room again.
 
-From small to large: one who gives way, a newcomer without room, a running request that needs more.
+From small to large: a newcomer without room, a running request that needs more, one that comes back. What is
+given up is in test_put_back.py.
 """
 
-from engine.requests.listeners import Listener, Listeners
+from engine.requests.listeners import Listeners
 from engine.requests.request import State
 from tests.part06.steps import chosen, make_request, play
-from tests.part08.schedulers import scheduler
-
-# Giving up memory
-
-
-class Told(Listener):
-    def __init__(self):
-        self.names = []
-
-    def on_preempt(self, request):
-        self.names.append(request.id)
-
-
-def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
-    """b comes between a, who runs, and c, who came after it and waits."""
-    s = scheduler()
-    a, b, c = (make_request(name, prompt=5, output=9) for name in "abc")
-    for request in (a, b, c):
-        s.add(request)
-    s.admit_next()
-    s.admit_next()
-    b.confirm(7, 0.0)
-    b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
-    rank = b.rank
-    s._preempt(b)
-    assert [request.id for request in s.running] == ["a"], "who is preempted runs no longer"
-    assert b.rank == rank, "the rank given at arrival never changes"
-    assert [request.id for request in s.waiting] == ["b", "c"], (
-        "who is preempted goes back to its old place: before those who came later, behind those before it"
-    )
-    assert b.state is State.WAITING, "who is preempted waits again"
-    assert s.cache.usage().num_sequences == 1, "the cache takes back a preempted request's memory"
-    assert b.num_computed_tokens == 0, "without its memory, none of a request's tokens counts as computed"
-    assert b.token_ids == [*range(5), 7], "what a request has said stays said: it is a list of numbers"
-    assert (b.draft_ids, b.prompt_logprobs) == ([], []), (
-        "drafts and the prompt's log probabilities are forgotten: they will be found again"
-    )
-
-
-def test_giving_way_is_not_the_end_of_a_request(monkeypatch):
-    s, asked = scheduler(), []
-    for name in ("preempt", "release"):
-        call = getattr(s.cache, name)
-        monkeypatch.setattr(s.cache, name, lambda seq, name=name, call=call: asked.append(name) or call(seq))
-    a = make_request("a", prompt=5, output=9)
-    s.add(a)
-    s.admit_next()
-    s._preempt(a)
-    assert asked[:1] == ["preempt"], (
-        "the cache is told by `preempt` who gives way, and by `release` who has ended: of the first, Part 12 "
-        "may keep a copy"
-    )
-
-
-def test_one_who_came_earlier_stays_before_a_preempted_request():
-    s = scheduler()
-    first, second = make_request("first", prompt=5, output=9), make_request("second", prompt=5, output=9)
-    s.add(first)
-    s.add(second)
-    s.admit_next()
-    s.admit_next()
-    s._preempt(first)
-    s._preempt(second)
-    assert [request.id for request in s.waiting] == ["first", "second"], (
-        "who is preempted goes back to its old place: before those who came later, behind those before it"
-    )
-
-
-def test_preempting_is_counted_and_told():
-    told = Told()
-    s = scheduler(listeners=Listeners([told]))
-    a = make_request("a", prompt=5, output=9)
-    s.add(a)
-    s.admit_next()
-    s._preempt(a)
-    assert a.num_preemptions == 1
-    assert told.names == ["a"]
-
-
-def test_what_a_preempted_request_finds_again_is_no_hit():
-    """As with a prefix cache (Part 12): the memory that it gave up still holds four of its tokens."""
-    s = scheduler()
-    a = make_request("a", prompt=5, output=9)
-    s.add(a)
-    play(s)
-    s._preempt(a)
-    s.cache.admit = lambda seq, admit=s.cache.admit: admit(seq) or 4
-    assert chosen(play(s)) == {"a": 2}, "of its 6 tokens, the cache still has 4"
-    assert a.num_cached_tokens == 0, "num_cached_tokens: what the cache had when the request first began"
-
+from tests.part08.schedulers import Told, scheduler
 
 # Memory refuses: a newcomer
 
@@ -238,3 +150,15 @@ def test_after_a_preemption_only_the_last_row_gives_a_token():
     second = s.schedule()
     assert (chosen(first.batch), chosen(second.batch)) == ({"a": 6}, {"a": 3})
     assert (first.batch.rows.chosen, second.batch.rows.chosen) == ((), (2,)), "what it has said, it has said"
+
+
+def test_what_a_preempted_request_finds_again_is_no_hit():
+    """As with a prefix cache (Part 12): the memory that it gave up still holds four of its tokens."""
+    s = scheduler()
+    a = make_request("a", prompt=5, output=9)
+    s.add(a)
+    play(s)
+    s._preempt(a)
+    s.cache.admit = lambda seq, admit=s.cache.admit: admit(seq) or 4
+    assert chosen(play(s)) == {"a": 2}, "of its 6 tokens, the cache still has 4"
+    assert a.num_cached_tokens == 0, "num_cached_tokens: what the cache had when the request first began"
