@@ -26,7 +26,7 @@ from rich import print
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import record, spread, yardstick_ms
+from benchmarks.record import record, spread
 from engine.cache.single import SingleCache
 from engine.layers.packed_linear import FORMS
 from engine.layers.replace import linear_names, replace_linears
@@ -182,7 +182,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
-    before = yardstick_ms()
     figures: dict = {"context": CONTEXT}
     rows = []
     for threads in args.threads:
@@ -234,7 +233,6 @@ def main() -> None:
             workload,
             figures,
             {"steps": {"columns": columns, "rows": rows}},
-            yardstick_before=before,
         )
     )
 

@@ -8,9 +8,7 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +18,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"  # committed
 OUT = ROOT / "out"  # not committed: what demos write
-STEADY = 1.1  # a yardstick's two measurements may differ by this factor
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy", "ray")
 
 
@@ -31,23 +28,9 @@ def record(
     figures: dict[str, Any],
     tables: dict[str, dict[str, list]] | None = None,
     folder: Path = RESULTS,
-    yardstick_before: float | None = None,
 ) -> Path:
-    """Write `folder/name.json`. `tables` maps a name to {"columns": [...], "rows": [[...], ...]}.
-
-    With `yardstick_before`, what `yardstick_ms` gave before the measurement, it is taken again; both are
-    written. Raises SystemExit, and writes nothing, if they differ by more than a tenth: another program ran.
-    """
+    """Write `folder/name.json`. `tables` maps a name to {"columns": [...], "rows": [[...], ...]}."""
     path = folder / f"{name}.json"
-    steady = {}
-    if yardstick_before is not None:
-        steady = {"yardstick_ms": {"before": yardstick_before, "after": yardstick_ms()}}
-        low, high = sorted(steady["yardstick_ms"].values())
-        if high > low * STEADY:
-            raise SystemExit(
-                f"{path.name} is not written: the machine was not quiet. The yardstick took {low:.2f} and "
-                f"{high:.2f} ms, before and after"
-            )
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "question": question,
@@ -55,30 +38,12 @@ def record(
         "versions": versions(),
         "commit": commit(),
         "date": date.today().isoformat(),
-        **steady,
         "workload": workload,
         "figures": figures,
         "tables": tables or {},
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
-
-
-def yardstick_ms(repeats: int = 41) -> float:
-    """Milliseconds of a fixed piece of work on one thread: reading 24 MB, a small product, some Python. The
-    median of `repeats`, about a tenth of a second in all.
-    """
-    import torch
-
-    threads, taken = torch.get_num_threads(), []
-    numbers, square = torch.ones(6_000_000), torch.ones(256, 256)
-    torch.set_num_threads(1)
-    for _ in range(repeats):
-        start = time.perf_counter()
-        numbers.sum(), square @ square, sum(range(20_000))
-        taken.append((time.perf_counter() - start) * 1e3)
-    torch.set_num_threads(threads)
-    return statistics.median(taken)
 
 
 def spread(values: Sequence[float]) -> str:
