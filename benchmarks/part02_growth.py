@@ -1,11 +1,12 @@
 """What does a token cost when the whole sequence is computed anew for each one?
 
-    python -m benchmarks.part02_growth [--tokens 256] [--repeats 3] [--threads 1]
+    python -m benchmarks.part02_growth [--tokens 256] [--repeats 5] [--threads 1]
 
 Three tables from one run. `growth`: one step of the loop at several lengths, and how much of it is attention:
 the model is handed an `attend` with a clock. `story`: the work and the time of one long generation, as it
-grows. `sides`: the same generation by this loop and by Hugging Face, without and with its cache. The sides
-take turns, every side's tokens are compared, medians are reported.
+grows. `sides`: the same generation by this loop and by Hugging Face, without and with its cache. Lengths and
+sides take turns. A step is the fastest of its rounds, a generation the median, and every side's tokens are
+compared.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.record import record, show
+from benchmarks.record import record, show, spread, yardstick_ms
 from engine.attention.dense import causal
 from engine.decoding.greedy import Forward, FullForward, generate
 from engine.decoding.params import SamplingParams
@@ -29,6 +30,7 @@ from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
+STEP_ROUNDS = 15
 PROMPT = "Once upon a time"
 LENGTHS = (64, *range(100, 1001, 50))  # tokens in the sequence when one more is asked for
 BASE, MIDDLE, LONGEST = 100, 500, 1000  # of them, those the figures name
@@ -94,11 +96,11 @@ class Clocked:
         return self.model.logits(hidden[-1:])[0]  # [V]
 
 
-def measure_growth(model: nn.Module, repeats: int) -> dict[str, list]:
-    """Median milliseconds of one step by length: all of it, attention, everything else."""
+def measure_growth(model: nn.Module) -> dict[str, list]:
+    """Milliseconds of the fastest step of STEP_ROUNDS, by length: all of it, attention, everything else."""
     step = Clocked(model)
     taken: dict[int, list[tuple[float, float]]] = {length: [] for length in LENGTHS}
-    for _ in range(repeats):
+    for _ in range(STEP_ROUNDS):
         for length in LENGTHS:
             ids = [i % model.config.vocab_size for i in range(length)]  # the values do not change the work
             step.attention, start = 0.0, time.perf_counter()
@@ -106,7 +108,7 @@ def measure_growth(model: nn.Module, repeats: int) -> dict[str, list]:
             taken[length].append(((time.perf_counter() - start) * 1e3, step.attention * 1e3))
     rows = []
     for length, times in taken.items():
-        whole, attention = sorted(times)[len(times) // 2]  # the median run, so that its parts add up
+        whole, attention = min(times)  # one run, so that its parts add up
         rows.append([length, whole, attention, whole - attention, f"{attention / whole:.0%}"])
     return {
         "columns": ["tokens so far", "ms per token", "attention", "all else", "attention's share"],
@@ -117,7 +119,7 @@ def measure_growth(model: nn.Module, repeats: int) -> dict[str, list]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=256, help="new tokens in the comparison")
-    parser.add_argument("--repeats", type=int, default=3, help="of the generations")
+    parser.add_argument("--repeats", type=int, default=5, help="of the generations")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -129,7 +131,8 @@ def main() -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     reference.generation_config.eos_token_id = None  # run on past the end of the story, as ours does
     prompt = tokenizer.encode(PROMPT)
-    growth = measure_growth(model, repeats=7)
+    before = yardstick_ms()
+    growth = measure_growth(model)
 
     sides = {
         HF_FULL: theirs(reference, use_cache=False),
@@ -162,8 +165,11 @@ def main() -> None:
         share = f"{(computed - needed) / computed:.1%}"
         story["rows"].append([count, computed, share, taken, count / taken])
     compared = {
-        "columns": ["side", "seconds", "tokens/s", "speed against this loop"],
-        "rows": [[name, t, tokens / t, f"{medians[LAST_ROW] / t:.2f} ×"] for name, t in medians.items()],
+        "columns": ["side", "seconds", "in rounds", "tokens/s", "speed against this loop"],
+        "rows": [
+            [name, t, spread(seconds[name]), tokens / t, f"{medians[LAST_ROW] / t:.2f} ×"]
+            for name, t in medians.items()
+        ],
     }
 
     steps = {row[0]: row[1:4] for row in growth["rows"]}  # length -> ms: all of it, attention, all else
@@ -191,12 +197,13 @@ def main() -> None:
     }
     workload = {
         "model": MODEL, "prompt": PROMPT, "prompt_tokens": len(prompt), "new_tokens": tokens, "greedy": True,
-        "eos": "ignored", "dtype": "float32", "repeats": {"step": 7, "generation": arguments.repeats},
-        "statistic": "median",
+        "eos": "ignored", "dtype": "float32",
+        "repeats": {"step": STEP_ROUNDS, "generation": arguments.repeats},
+        "statistic": {"step": "fastest", "generation": "median"},
     }  # fmt: skip
     path = record(
         "part02_growth", "What does a token cost when the whole sequence is computed anew for each one?",
-        workload, figures, {"growth": growth, "story": story, "sides": compared},
+        workload, figures, {"growth": growth, "story": story, "sides": compared}, yardstick_before=before,
     )  # fmt: skip
 
     show(path, {"One step": growth, "One story": story, f"{tokens} tokens": compared})

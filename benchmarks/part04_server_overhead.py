@@ -3,9 +3,10 @@
     python -m benchmarks.part04_server_overhead       # about a minute on a quiet machine
 
 The same request five ways, in turns, in one server's process: Part 3's loop, the loop with each step in
-another thread, the backend without HTTP, and HTTP on loopback, in one piece and as a stream. Beside it:
-several clients at once, and streams through a socket that keeps small packets back (Nagle's algorithm).
-Figures are medians.
+another thread, the backend without HTTP, and HTTP on loopback, in one piece and as a stream. In the same
+turns, as many hops to a thread with nothing in them. Beside it: several clients at once, and streams through
+a socket that keeps small packets back (Nagle's algorithm). Figures are medians; what a way adds to the one
+before is the median of each turn's difference.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import uvicorn
 from rich import print
 from rich.table import Table
 
-from benchmarks.record import record
+from benchmarks.record import record, spread, yardstick_ms
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps, generate
 from engine.decoding.params import SamplingParams
@@ -42,6 +43,7 @@ CLIENTS = (1, 2, 4)
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
 LOOP, HOP = "Part 3's loop", "the loop, each step in a thread"
+BARE_HOPS = f"{NEW_TOKENS} hops to a thread with nothing in them"
 BACKEND = "backend, no HTTP"
 WHOLE, STREAM = "HTTP, in one piece", "HTTP, streamed"
 CPU = "processor time"
@@ -99,8 +101,15 @@ def serve(pipe: Connection, nagle: bool) -> None:
             times.append((time.perf_counter() - start) * 1e3)
         return times
 
+    async def bare_hops() -> Measured:
+        start = time.perf_counter()
+        for _ in range(NEW_TOKENS):
+            await asyncio.to_thread(int)
+        return [(time.perf_counter() - start) * 1e3]
+
     do = {
         LOOP: loop,
+        BARE_HOPS: lambda: asyncio.run(bare_hops()),
         HOP: lambda: asyncio.run(in_a_thread()),
         BACKEND: lambda: asyncio.run(through_backend()),
         CPU: lambda: [time.process_time() * 1e3],
@@ -151,10 +160,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)  # as in the servers: it is recorded with the figures
+    before = yardstick_ms()
     server, held = Server(), Server(nagle=True)
     client = server.client
     sides: dict[str, Callable[[], Measured]] = {
         LOOP: lambda: server.do(LOOP),
+        BARE_HOPS: lambda: server.do(BARE_HOPS),
         HOP: lambda: server.do(HOP),
         BACKEND: lambda: server.do(BACKEND),
         WHOLE: lambda: in_one_piece(client),
@@ -168,7 +179,9 @@ def main() -> None:
                 before = server.do(CPU)[0]
                 measured = side()
                 spent = server.do(CPU)[0] - before
-                assert len(measured) == (1 if name == WHOLE else NEW_TOKENS), f"{name}: {len(measured)}"
+                assert len(measured) == (1 if name in (WHOLE, BARE_HOPS) else NEW_TOKENS), (
+                    f"{name}: {len(measured)}"
+                )
                 if repeat:  # the first one warms up
                     runs[name].append(measured)
                     work[name].append(spent)
@@ -186,6 +199,18 @@ def main() -> None:
     last = {name: statistics.median(run[-1] for run in found) for name, found in runs.items()}
     first = {name: statistics.median(run[0] for run in found) for name, found in runs.items()}
     cpu = {name: statistics.median(found) for name, found in work.items()}
+
+    def added(name: str, to: str) -> list[float]:
+        """µs of processor time per token that the way `name` takes more than `to`, in each turn."""
+        return [(a - b) / NEW_TOKENS * 1e3 for a, b in zip(work[name], work[to], strict=True)]
+
+    steps = {
+        "hop": (HOP, LOOP),
+        "backend": (BACKEND, HOP),
+        "http": (WHOLE, BACKEND),
+        "streaming": (STREAM, WHOLE),
+    }
+    adds = {f"{name}_adds": added(*ways) for name, ways in steps.items()}
     arrivals = [statistics.median(times) for times in zip(*runs[STREAM], strict=True)]
     figures = {
         "new_tokens": NEW_TOKENS,
@@ -194,11 +219,10 @@ def main() -> None:
         "cpu_ms": cpu,
         "us_per_token": {
             "loop": cpu[LOOP] / NEW_TOKENS * 1e3,
-            "hop_adds": (cpu[HOP] - cpu[LOOP]) / NEW_TOKENS * 1e3,
-            "backend_adds": (cpu[BACKEND] - cpu[HOP]) / NEW_TOKENS * 1e3,
-            "http_adds": (cpu[WHOLE] - cpu[BACKEND]) / NEW_TOKENS * 1e3,
-            "streaming_adds": (cpu[STREAM] - cpu[WHOLE]) / NEW_TOKENS * 1e3,
-        },
+            "bare_hop": cpu[BARE_HOPS] / NEW_TOKENS * 1e3,
+        }
+        | {name: statistics.median(found) for name, found in adds.items()},
+        "us_per_token_in_turns": {name: spread(found) for name, found in adds.items()},
         "all_adds": cpu[STREAM] / cpu[LOOP] - 1,
         "first_ms_streamed": first[STREAM],
         "first_ms_in_one_piece": first[WHOLE],
@@ -211,8 +235,17 @@ def main() -> None:
             for n, found in waits.items()
         },
     }
-    columns = ["way", "first words, ms", "last words, ms", "processor time in the server, ms"]
-    rows = [[name, first[name], last[name], cpu[name]] for name in sides]
+    columns = [
+        "way",
+        "first words, ms",
+        "last words, ms",
+        "processor time in the server, ms",
+        "of it, in turns",
+    ]
+    rows: list[list] = [
+        [name, first[name] if name != BARE_HOPS else None, last[name], cpu[name], spread(work[name])]
+        for name in sides
+    ]
     queue_columns = ["clients at once", "first words of the first, ms", "of the last, ms"]
     queue_rows = [
         [n, each[0], each[-1]] for n, each in zip(CLIENTS, figures["first_ms_of_each_client"].values())
@@ -232,7 +265,7 @@ def main() -> None:
         "ways": {"columns": columns, "rows": rows},
         "queue": {"columns": queue_columns, "rows": queue_rows},
     }
-    print(record("part04_server_overhead", question, workload, figures, tables))
+    print(record("part04_server_overhead", question, workload, figures, tables, yardstick_before=before))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import httpx
 import torch
 from rich.console import Console
 from rich.json import JSON
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -91,14 +92,23 @@ def tour(
     console: Console, client: httpx.Client, tokenizer: Tokenizer, config: ModelConfig, model: torch.nn.Module
 ) -> dict:
     """Everything a client can meet, in seven stops. Returns the figures."""
-    title(console, f"1. A server on {client.base_url}")
+    title(console, "1. Two clients at once")
+    warm_up = {"model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 0}
+    client.post("/v1/completions", json=warm_up).raise_for_status()
+    waits = two_at_once(console, client)
+    console.print(
+        f"The first word after [bold]{waits[0]:.0f} ms[/] for the one, "
+        f"[bold]{waits[1]:.0f} ms[/] for the other.\n"
+        "One request at a time: the second waits for the first. Part 6 gives them a queue, Part 8 one batch."
+    )
+
+    title(console, f"2. The server on {client.base_url}")
     for path in ("/health", "/v1/models"):
         answer = client.get(path)
         console.print(f"GET {path}  [green]{answer.status_code}[/]\n{answer.text}\n", soft_wrap=True)
 
-    title(console, "2. A completion, in one piece")
+    title(console, "3. A completion, in one piece")
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-    client.post("/v1/completions", json=body | {"max_tokens": 16})  # the very first request warms up
     start = time.perf_counter()
     whole = client.post("/v1/completions", json=body).json()
     whole_ms = (time.perf_counter() - start) * 1e3
@@ -106,7 +116,7 @@ def tour(
     console.print(Panel(pretty(whole), title="you get"))
     console.print(f"{whole_ms:.0f} ms of silence, then all of it.")
 
-    title(console, "3. The same as a stream: server-sent events, as they come")
+    title(console, "4. The same as a stream: server-sent events, as they come")
     text, times, tail = stream(console, client, body)
     console.print(f"\n\n[dim]{tail}[/]\n", soft_wrap=True)
     console.print(
@@ -118,23 +128,16 @@ def tour(
     same = text == alone == whole["choices"][0]["text"]
     console.print(f"Stream, single piece and Part 3's loop gave the same text: [bold]{yes(same)}[/]")
 
-    title(console, "4. What is wrong is refused, and named")
+    title(console, "5. What is wrong is refused, and named")
     console.print(refusals(client))
 
-    title(console, "5. A client that hangs up")
+    title(console, "6. A client that hangs up")
     computed, grown = hang_up(client)
     console.print(
         f"Asked for 400 tokens, left after 5 events. By then the model had run [bold]{computed}[/] times, "
         f"and in the half second after [bold]{grown}[/] more."
     )
 
-    title(console, "6. Two clients at once")
-    waits = two_at_once(client)
-    console.print(
-        f"The first word after [bold]{waits[0]:.0f} ms[/] for the one, "
-        f"[bold]{waits[1]:.0f} ms[/] for the other.\n"
-        "One request at a time: the second waits for the first. Part 6 gives them a queue, Part 8 one batch."
-    )
     openai_client(console, str(client.base_url), text)
     return {
         "same_text": same,
@@ -199,24 +202,42 @@ def hang_up(client: httpx.Client) -> tuple[int, int]:
     return left - before, Counted.calls - left
 
 
-def two_at_once(client: httpx.Client) -> list[float]:
-    """Milliseconds until each of two clients sees its first words."""
-    waits = []
+def two_at_once(console: Console, client: httpx.Client) -> list[float]:
+    """Show two clients side by side as they read. Gives the milliseconds until each has a word."""
+    waits: list[float] = []
+    texts = ["", ""]
     start = time.perf_counter()
 
-    def ask() -> None:
+    def ask(number: int) -> None:
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as response:
-            next(found := events(response))
-            waits.append((time.perf_counter() - start) * 1e3)
-            for _ in found:
-                pass
+            for data in events(response):
+                chunk = {} if data == "[DONE]" else json.loads(data)
+                new = "".join(choice["text"] for choice in chunk.get("choices", ()))
+                if new and not texts[number]:
+                    waits.append((time.perf_counter() - start) * 1e3)
+                texts[number] += new
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    def side_by_side() -> Table:
+        panels = Table.grid(expand=True)
+        for _ in texts:
+            panels.add_column(ratio=1)
+        names = [f"client {'AB'[number]}" for number in range(len(texts))]
+        panels.add_row(
+            *(Panel(Text(text or "…waits", style="" if text else "dim"), title=name, height=14)
+              for name, text in zip(names, texts, strict=True))
+        )  # fmt: skip
+        return panels
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(texts))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    with Live(side_by_side(), console=console, refresh_per_second=20) as live:
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.02)
+            live.update(side_by_side())
+        live.update(side_by_side())
+    console.print()
     return waits
 
 

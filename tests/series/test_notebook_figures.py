@@ -52,6 +52,14 @@ PAIRS = (
         within=1.5,
     ),
     Pair(
+        "share of a step that is a bare read",
+        "03",
+        "part03_memory_bound.figures.storyteller.threads_1.ratios.bare_read_of_a_step",
+        r"a bare read is (\d+)% of a step",
+        0.01,
+        within=1.5,
+    ),
+    Pair(
         "µs of a forward pass",
         "05",
         "part05_sampling.figures.forward_us",
