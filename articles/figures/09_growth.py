@@ -45,6 +45,20 @@ def main() -> None:
     draw(axes[0, 1], cpu["lengths"], times, "ms", "CPU: time")
     draw(axes[1, 0], gpu["lengths"], {n: gpu[n]["mb"] for n in names}, "MB beyond the inputs", "H200: memory")
     draw(axes[1, 1], gpu["lengths"], {n: gpu[n]["ms"] for n in names}, "ms", "H200: time")
+    at = gpu["lengths"].index(8192)
+    tiled, eager = gpu["tiled"]["ms"][at], gpu["eager"]["ms"]
+    ends = max(i for i, ms in enumerate(eager) if ms is not None)
+    note = {"textcoords": "offset points", "fontsize": 8.5, "color": "#334155"}
+    axes[1, 1].annotate(
+        f"{tiled / eager[at]:.0f} × eager",
+        (8192, tiled), (8, 0), va="center", **note,
+    )  # fmt: skip
+    for ax, values, below in ((axes[1, 0], gpu["eager"]["mb"], True), (axes[1, 1], eager, False)):
+        where = (gpu["lengths"][ends], values[ends])
+        ax.plot(*where, "x", ms=9, mew=2, color=COLOURS["eager"])
+        ax.annotate(
+            "then out\nof memory", where, (8, -6 if below else 6), va="top" if below else "bottom", **note
+        )
     figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, bbox_inches="tight", metadata={"Date": None})

@@ -1,6 +1,6 @@
-"""A softmax that never sees all its numbers, a story told through it, and what length costs with and without.
+"""A softmax that never sees all its numbers, a story told through it, and a text that outgrows the memory.
 
-python -m parts run 9 [-- --attention eager|tiled|sdpa|triton]
+python -m parts run 9 [-- --attention eager|tiled|sdpa|triton --room 200]
 """
 
 import argparse
@@ -8,12 +8,14 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from math import log
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +38,7 @@ MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 TILES = (([1, 2], [4.0, 8.0]), ([4, 1], [12.0, 0.0]), ([16, 8], [20.0, 4.0]))  # e^score, value; a tile each
 LENGTHS = (256, 512, 1024, 2048, 4096)
+ROOM = 200  # MB beyond the inputs for one layer's attention; eager needs 558 for 4,096 tokens
 HEADS, HEAD_DIM = 4, 64
 COLOURS = {"eager": "magenta", "tiled": "yellow", "sdpa": "cyan", "triton": "green"}
 RECORDED = RESULTS / "part09_prefill_gpu.json"
@@ -44,6 +47,7 @@ RECORDED = RESULTS / "part09_prefill_gpu.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attention", help=f"{', '.join(NAMES)}; default: eager, tiled and sdpa")
+    parser.add_argument("--room", type=float, default=ROOM, help="MB for one layer's attention in section 3")
     parser.add_argument("--max-tokens", type=int, default=80, help="of the story")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -63,8 +67,8 @@ def main() -> None:
     figures = {"by_hand": by_hand(console)}
     title(console, "2. The same story with every kernel")
     figures["story"] = story(console, kernels, device, arguments.max_tokens)
-    title(console, "3. What a longer text costs, here")
-    figures["growth"] = growth(console, kernels, device, lengths)
+    title(console, f"3. A text that doubles, in {arguments.room:,.0f} MB")
+    figures["growth"] = growth(console, kernels, device, lengths, arguments.room)
     title(console, "4. What it costs on a GPU (recorded)")
     on_a_gpu(console)
 
@@ -126,49 +130,65 @@ def story(console: Console, kernels: dict, device: str, most: int) -> dict[str, 
     return {"tokens": most, "same": same}
 
 
+@torch.inference_mode()
 def growth(
-    console: Console, kernels: dict, device: str, lengths: tuple[int, ...]
-) -> dict[str, dict[str, list[float]]]:
-    """One layer's attention over a whole text, storyteller's heads, fp32; on a CPU, one thread."""
-    found = {name: {"ms": [], "mb": []} for name in kernels}
+    console: Console, kernels: dict, device: str, lengths: tuple[int, ...], room: float
+) -> dict[str, dict[str, list[float | None]]]:
+    """One layer's attention over a text that doubles, storyteller's heads, fp32; on a CPU, one thread. A
+    kernel that needs more than `room` MB beyond its inputs is refused, and not asked again.
+    """
+    found: dict[str, dict[str, list[float | None]]] = {name: {"ms": [], "mb": []} for name in kernels}
+    needs: dict[str, tuple[int, float]] = {}  # of those that were refused: tokens, MB
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("tokens", justify="right")
     for what in ("ms", "MB"):
         for name in kernels:
             table.add_column(f"{name}, {what}", justify="right", style=COLOURS[name])
-    for length in lengths:
-        generator = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(length, HEADS, HEAD_DIM, generator=generator).to(device) for _ in range(3))
-        for name, kernel in kernels.items():
-            with console.status(f"{name}, {length} tokens"), torch.inference_mode():
-                call = partial(kernel, q, k, v, Spans.of_one(length, length))
-                found[name]["mb"].append(peak_bytes(call, device) / 1e6)
-                seconds = []
-                for _ in range(3):
-                    start = time.perf_counter()
-                    call()
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    seconds.append(time.perf_counter() - start)
-                found[name]["ms"].append(statistics.median(seconds) * 1e3)
-        row = [found[name][what][-1] for what in ("ms", "mb") for name in kernels]
-        table.add_row(
-            f"{length:,}", *(f"{number:,.3g}" if number < 100 else f"{number:,.0f}" for number in row)
-        )
-    console.print(table)
-    most = max(values["mb"][-1] for values in found.values())
-    console.print(f"\nMemory beyond the inputs, at {lengths[-1]:,} tokens:\n")
+    with Live(table, console=console, refresh_per_second=8):
+        for length in lengths:
+            generator = torch.Generator().manual_seed(0)
+            q, k, v = (torch.randn(length, HEADS, HEAD_DIM, generator=generator).to(device) for _ in range(3))
+            for name, kernel in kernels.items():
+                ms = mb = None
+                if name not in needs:
+                    call = partial(kernel, q, k, v, Spans.of_one(length, length))
+                    mb = peak_bytes(call, device) / 1e6
+                    if mb > room:
+                        needs[name], mb = (length, mb), None
+                    else:
+                        ms = milliseconds(call, device)
+                found[name]["ms"].append(ms)
+                found[name]["mb"].append(mb)
+            row = [found[name][what][-1] for what in ("ms", "mb") for name in kernels]
+            table.add_row(f"{length:,}", *map(shown, row))
+    console.print(f"\n\nIn {room:,.0f} MB beyond the inputs:\n")
     for name, values in found.items():
-        bar = "█" * max(1, round(60 * values["mb"][-1] / most))
-        console.print(
-            Text(f"{name:7}").append(bar, style=COLOURS[name]).append(f" {values['mb'][-1]:,.1f} MB")
-        )
-    factor = {name: values["mb"][-1] / values["mb"][-2] for name, values in found.items()}
-    told = ", ".join(f"{name} {number:.1f}" for name, number in factor.items())
-    console.print(
-        f"\nTwice the text, from {lengths[-2]:,} to {lengths[-1]:,} tokens, times the memory: {told}."
-    )
+        held = [(n, mb) for n, mb in zip(lengths, values["mb"], strict=True) if mb is not None]
+        longest, most = held[-1] if held else (0, 0.0)
+        line = Text(f"{name:7}").append("█" * max(1, round(22 * most / room)), style=COLOURS[name])
+        line.append(f" {most:,.1f} MB for {longest:,} tokens")
+        if name in needs:
+            line.append(f"; refused: {needs[name][0]:,} need {needs[name][1]:,.0f} MB", style="bold red")
+        console.print(line)
     return found
+
+
+def milliseconds(call: Callable[[], object], device: str) -> float:
+    """The median of three calls."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
+
+
+def shown(number: float | None) -> str:
+    if number is None:
+        return "no room"
+    return f"{number:,.3g}" if number < 100 else f"{number:,.0f}"
 
 
 def on_a_gpu(console: Console) -> None:

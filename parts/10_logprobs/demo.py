@@ -7,6 +7,7 @@ import argparse
 import math
 import sys
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 
 import torch
@@ -31,7 +32,6 @@ from benchmarks.part10_surprise import (  # noqa: E402
     perplexity_of,
     run,
     scored,
-    svg,
 )
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
@@ -83,8 +83,8 @@ def main() -> None:
     console.print(f"\nThe same tokens as without logprobs: [bold]{'yes' if same else 'NO'}[/]")
 
     OUT.mkdir(parents=True, exist_ok=True)
-    picture = OUT / "part10_surprise.svg"
-    picture.write_text(svg(tokens), encoding="utf-8")
+    page = OUT / "part10_surprise.html"
+    page.write_text(as_page(tokens), encoding="utf-8")
     figures = {
         "perplexity": {name: perplexity_of(some) for name, some in found.items()},
         "text": [asdict(token) for token in tokens],
@@ -93,8 +93,30 @@ def main() -> None:
     }
     workload = {"model": MODEL, "text": arguments.text, "prompt": arguments.prompt, "seed": arguments.seed}
     path = record("part10", "What surprises the model?", workload, figures, folder=OUT)
-    console.print(f"\n[dim]The coloured text as a picture: {picture.relative_to(ROOT)}")
+    console.print(
+        f"\n[dim]The coloured text as a page, with the rivals under the pointer: {page.relative_to(ROOT)}"
+    )
     console.print(f"[dim]Figures saved in {path.relative_to(ROOT)}")
+
+
+def as_page(tokens: list[Token]) -> str:
+    """An HTML page of the text, each token on its colour. Under the pointer: its surprise, its rank, and what
+    the model had expected.
+    """
+    spans = []
+    for token in tokens:
+        words = "nothing before it, no probability"
+        if token.bits is not None:
+            rivals = ", ".join(f"{text!r} {p:.0%}" for text, p in token.expected)
+            words = f"{token.bits:.1f} bits, rank {token.rank}; expected {rivals}"
+        style = f"background:{colour(token.bits)}"
+        spans.append(f'<span style="{style}" title="{escape(words)}">{escape(token.text)}</span>')
+    return (
+        '<!doctype html><meta charset="utf-8"><title>What surprises the model?</title>'
+        "<style>body{font:20px/1.9 monospace;max-width:44em;margin:3em auto;padding:0 1em;color:#111}"
+        "span{white-space:pre-wrap}</style>"
+        f"<p>{''.join(spans)}</p><p><small>Point at a word.</small></p>\n"
+    )
 
 
 def coloured(tokens: list[Token]) -> Text:
@@ -114,10 +136,10 @@ def scale() -> Text:
 
 
 def most_surprising(tokens: list[Token]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column, justify in (("token", "left"), ("bits", "right"), ("chance", "right"), ("rank", "right")):
-        table.add_column(column, justify=justify)
-    table.add_column("expected")
+        table.add_column(column, justify=justify, no_wrap=True)
+    table.add_column("expected", no_wrap=True, overflow="ellipsis")
     for token in sorted(tokens[1:], key=lambda token: -token.bits)[:SHOWN]:
         chance = f"1 in {math.exp(-token.logprob):,.0f}"
         table.add_row(shown(token.text), f"{token.bits:.1f}", chance, f"{token.rank:,}", expected(token))
@@ -164,7 +186,7 @@ def is_torn(token: Token) -> bool:
 def rivals(tokens: list[Token]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for column in ("it wrote", "and had in mind"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
     for token in tokens:
         table.add_row(shown(token.text), expected(token))
     return table

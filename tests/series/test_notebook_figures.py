@@ -33,6 +33,18 @@ class Pair:
 TIMED = 1.2  # `within` of what is timed, at least: a share that is printed in whole per cents has less
 PAIRS = (
     Pair(
+        "questions answered right by the sum",
+        "10",
+        "part10_questions.figures.right_by_sum",
+        r"right by the sum: (\d+) of",
+    ),
+    Pair(
+        "questions answered right by the mean",
+        "10",
+        "part10_questions.figures.right_by_mean",
+        r"right by the mean: (\d+) of",
+    ),
+    Pair(
         "bytes that a token leaves in the cache",
         "03",
         "part03_kv_cache.figures.kv_bytes_per_token",

@@ -201,6 +201,34 @@ def test_the_page_shows_what_the_engine_did(page, server):
     )
 
 
+def test_a_tile_shows_the_mean_of_five_seconds_and_the_moment_of_the_legend(page, server):
+    data = get(f"{server}/dashboard/data").json()
+    columns = data["seconds"]
+    columns["second"] = list(range(-1, 9))
+    for name in (
+        "generation_tokens",
+        "prompt_tokens",
+        "steps",
+        "step_sequences",
+        "running",
+        "waiting",
+        "kv_usage",
+    ):
+        columns[name] = [0] * 10
+    for kind in ("ttft", "tpot"):
+        columns[kind] = {percentile: [None] * 10 for percentile in columns[kind]}
+    columns["generation_tokens"][-1], columns["running"][-1], columns["waiting"][-1] = 50, 3, 2
+    data["now"] |= {"running": 9, "waiting": 9}
+    one = page()
+    one.route("**/dashboard/data", lambda route: route.fulfill(json=data))
+    one.wait_for_function(
+        "() => { const tiles = [...document.querySelectorAll('.tile')].map(tile => tile.textContent);"
+        " return tiles.some(text => text.startsWith('Output tokens/s10'))"
+        " && tiles.some(text => text.startsWith('Requests3 running2 waiting')); }"
+    )
+    one.unroute("**/dashboard/data")
+
+
 def test_pointing_at_a_second_shows_its_values_in_every_chart(page):
     one = page()
     chart = one.locator("svg").first

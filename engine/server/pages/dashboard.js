@@ -27,6 +27,8 @@ function duration(v) {
 // Counters only go up: what is drawn is by how much, in each second.
 const growth = (column) => column.slice(1).map((value, i) => value - column[i]);
 const last = (column) => (column.length ? column[column.length - 1] : null);
+// A single second jumps: a tile shows the mean of the last five.
+const recent = (column) => (column.length ? column.slice(-5).reduce((a, b) => a + b) / Math.min(5, column.length) : null);
 
 function series(columns) {
   const steps = growth(columns.steps), sequences = growth(columns.step_sequences);
@@ -43,12 +45,13 @@ function series(columns) {
 }
 
 const TILES = [
-  ["Output tokens/s", (d, s) => [count(last(s.output)), `${count(d.totals["vllm:generation_tokens"])} in all`]],
-  ["Requests", (d) => [`${d.now.running} running`, `${d.now.waiting} waiting, ${count(d.ended.stop + d.ended.length)} done`]],
+  ["Output tokens/s", (d, s) => [count(recent(s.output)), `${count(d.totals["vllm:generation_tokens"])} in all`]],
+  // At the end of the last second, as in the chart's legend.
+  ["Requests", (d, s) => [`${count(last(s.running))} running`, `${count(last(s.waiting))} waiting, ${count(d.ended.stop + d.ended.length)} done`]],
   ["Time to first token", (d, s) => [seconds(last(s.ttft.p50)), `median; p95 ${seconds(last(s.ttft.p95))}`]],
   ["Time per output token", (d, s) => [seconds(last(s.tpot.p50)), `median; p95 ${seconds(last(s.tpot.p95))}`]],
   ["Requests per step", (d, s) => [count(last(s.perStep)), `${count(last(s.prompt))} prompt tokens/s`]],
-  ["KV cache", (d) => [percent(d.now.kv_usage), `${count(d.totals["vllm:num_preemptions"])} preemptions`]],
+  ["KV cache", (d, s) => [percent(last(s.kv)), `${count(d.totals["vllm:num_preemptions"])} preemptions`]],
 ];
 // The times above tell little of whoever left before the end.
 const EARLY = (d) => `Requests without a whole answer: ${count(d.ended.abort)} aborted, ${count(d.ended.error)} failed, ${count(d.ended.reject)} refused.`;
