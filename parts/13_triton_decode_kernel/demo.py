@@ -4,7 +4,6 @@ python -m parts run 13                  # on a CPU the kernels run in Triton's i
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
 
 from benchmarks.part13_watch import watched  # noqa: E402
-from benchmarks.record import OUT, RESULTS, record  # noqa: E402
+from benchmarks.record import OUT, read_record, record  # noqa: E402
 from engine.attention.paged import Gathered  # noqa: E402
 from engine.core.ahead import AheadEngine  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
@@ -41,7 +40,6 @@ PROMPTS = (
 TOKENS = 24
 WIDE = 16  # blocks in a row of the map
 COLOURS = ("cyan", "magenta", "yellow")
-BARS = {"b1": 0.60, "b64": 0.68, "b256": 0.84}  # of the floor
 
 
 def main() -> None:
@@ -182,7 +180,7 @@ def measured_here(console: Console) -> dict:
 
 def recorded(console: Console) -> None:
     """What benchmarks/part13_steps.py and the engine's benchmark have recorded."""
-    kernels = json.loads((RESULTS / "part13_steps.json").read_text())
+    kernels = read_record("part13_steps")
     content = kernels["tables"]["gpt2_xl"]
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for i, column in enumerate(content["columns"]):
@@ -191,19 +189,20 @@ def recorded(console: Console) -> None:
         table.add_row(name.replace("`", ""), *(f"{number:,.0f}" for number in us))
     console.print(table)
     console.print("sequences × tokens in each; GPT-2 XL's heads, bf16, pages of 16\n")
-    whole = json.loads((RESULTS / "part13_engine.json").read_text())
-    for name, bar in BARS.items():
-        step = whole["figures"]["step"][name]
-        peer = whole["figures"]["peers"][name]["ms"]
+    whole = read_record("part13_engine")
+    for name, step in whole["figures"]["step"].items():
+        peer = whole["figures"]["peers"][name]
         console.print(
-            f"a step of {name[1:]:>3}: {step['ms']:5.2f} ms, {step['of_floor']:.0%} of the floor's speed, "
-            f"bar {bar:.0%}; HF generate {peer:4.0f} ms"
+            f"a step of {name[1:]:>3}: {step['ms']:5.2f} ms, {step['of_floor']:.0%} of the floor's speed; "
+            f"HF {peer['ms']:4.0f} ms, in a graph {peer['graph_ms']:4.1f}"
         )
+    for words, ms, *_ in read_record("part13_launches")["tables"]["launches"]["rows"]:
+        console.print(f"{words:32} {ms:5.2f} ms a step of one sequence")
     machine = f"{kernels['machine']['gpu']}, torch {kernels['versions']['torch']}, {kernels['date']}"
     console.print(
         "GPT-2 XL's shape at a context of 512. The floor: what a copy of as many bytes takes.\n"
         f"{machine}.\n"
-        "From benchmarks/results/part13_steps.json and part13_engine.json."
+        "From benchmarks/results/part13_steps.json, part13_engine.json and part13_launches.json."
     )
 
 

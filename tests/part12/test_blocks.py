@@ -54,7 +54,9 @@ def test_a_block_freed_too_often_is_an_error_and_stands_in_the_queue_once():
     assert error == "ValueError: block 0 is free already", (
         f"who frees a block that nobody has is told: ValueError, 'block 0 is free already', not {error}"
     )
-    assert (manager.references, list(manager.free_queue).count(0)) == ([0, 0], 1)
+    assert (manager.references, list(manager.free_queue).count(0)) == ([0, 0], 1), (
+        "who is refused takes no reference: none falls below 0"
+    )
 
 
 def test_blocks_without_contents_go_first_and_in_order():
@@ -64,6 +66,15 @@ def test_blocks_without_contents_go_first_and_in_order():
     assert list(manager.free_queue) == [0, 1, 2, 3], (
         "a block with nothing to look for goes to the front of the queue; the last of a table first, so that "
         "the next owner gets them in order"
+    )
+
+
+def test_the_last_of_a_table_is_not_the_largest_number():
+    manager = BlockManager(4)
+    manager.allocate(4)
+    manager.free([2, 0, 3])
+    assert list(manager.free_queue) == [2, 0, 3], (
+        "blocks come in a table's order, 2, 0, 3: the last joins first, and the next owner gets 2, 0, 3"
     )
 
 

@@ -13,7 +13,7 @@ from engine.attention.slot_decode import Ragged
 
 
 def test_a_token_lies_in_its_block_at_its_place():
-    pages = Pages.of([np.array([5, 2, 9])], [11], block_size=4)
+    pages = Pages(np.array([[5, 2, 9, 1]]), np.array([11]), 4)  # nothing lies in the last column
     places = pages.places(np.array([0, 0, 0]), np.array([0, 6, 10])).tolist()
     assert places[0] == 20, "token 0 lies in the table's first block, 5, at place 0: 5 · 4 + 0"
     assert places[1] == 10, "token 6 lies in the table's second block, 2, at place 2: 2 · 4 + 2"

@@ -83,7 +83,7 @@ def test_who_finds_no_room_for_all_its_known_tokens_is_not_admitted():
     late = sequence("b", range(50, 59))
     assert cache.admit(late) is None, "9 tokens need 3 blocks, 2 are free: not now"
     assert cache.usage().num_sequences == 1, "who is not admitted holds nothing"
-    assert cache.admit(sequence("c", range(50, 58))) == 0
+    assert cache.admit(sequence("c", range(50, 58))) == 0, "8 tokens need 2 blocks, 2 are free: it comes in"
 
 
 # What is shared: beginnings that the prefix cache knows.
@@ -97,11 +97,17 @@ def test_a_known_beginning_is_not_computed_again():
     assert cache.blocks.references[table(cache, b)[0]] == 2, (
         "a shared block has a reference of each of its owners"
     )
+    assert cache.allocations["b"].num_committed == 12, "what was found is committed, by those who computed it"
+    assert len(cache.allocations["b"].chain) == 3, (
+        "what was found has a chain, which the newcomer goes on with: its next full block is known behind it"
+    )
     b.num_computed_tokens = 12
     step(cache, (b, 3))
     assert tokens_in_pages(cache, b) == b.token_ids
     assert tokens_in_pages(cache, a) == a.token_ids
-    assert (cache.queried_tokens, cache.hit_tokens) == (16 + 15, 12)
+    assert (cache.queried_tokens, cache.hit_tokens) == (16 + 15, 12), (
+        "all known tokens of who is admitted are queried, 16 and 15, and those found are hits, 12"
+    )
 
 
 def test_the_last_token_is_computed_even_if_all_blocks_are_known():
@@ -240,7 +246,9 @@ def test_a_child_shares_full_blocks_and_has_a_copy_of_the_one_it_will_write(pref
     assert child.num_computed_tokens == 9
     assert table(cache, child)[:2] == table(cache, a)[:2], "the prompt's full blocks are shared"
     assert table(cache, child)[2] != table(cache, a)[2], "the block both would write is not shared but copied"
-    assert cache.blocks.references[table(cache, a)[2]] == 1
+    assert cache.blocks.references[table(cache, a)[2]] == 1, (
+        "the block that was copied keeps one reference, its parent's: only full blocks are shared"
+    )
     make_copies(cache)
     copied = cache.memory.keys[0][table(cache, child)].flatten()[:9].tolist()
     assert copied == child.token_ids[:9], "the copy holds what the parent's block holds"
@@ -249,6 +257,37 @@ def test_a_child_shares_full_blocks_and_has_a_copy_of_the_one_it_will_write(pref
     step(cache, (child, 1))
     assert tokens_in_pages(cache, a) == [*map(ord, "1234567890x")]
     assert tokens_in_pages(cache, child) == [*map(ord, "1234567890y")]
+
+
+def test_a_copy_takes_a_block_too():
+    cache = paged(4)
+    a = admitted(cache, sequence("a", "1234567890"))
+    child = sequence("a/1", "1234567890yyy", parent=a)
+    assert cache.admit(child) is None, (
+        "13 tokens need 4 blocks, 2 full ones are shared, the copy of the third takes one: 2 needed, 1 free"
+    )
+
+
+def test_a_childs_chain_is_its_own_from_where_it_parts():
+    cache = paged(10)
+    a = admitted(cache, sequence("a", "12345678"))
+    child = admitted(cache, sequence("a/1", "12345678", parent=a))
+    for seq, words in ((a, "xxxx"), (child, "yyyy")):
+        seq.token_ids += map(ord, words)
+        step(cache, (seq, 4))
+    assert cache.admit(sequence("b", "12345678yyyyz")) == 12, (
+        "parent and child say different words: each full block joins the chain of who wrote it"
+    )
+
+
+def test_what_a_draft_model_has_read_of_a_found_beginning_need_not_be_read_again():
+    cache, a, b = paged(10), sequence("a", "123456789012x"), sequence("b", "123456789012y")
+    admitted(cache, a)
+    cache.prefixes.mark_draft_computed(table(cache, a)[:2])
+    assert cache.admit(b) == 12
+    progress = cache.draft_progress.get("b")
+    assert progress is not None, "who is admitted has a DraftProgress in `draft_progress` (Part 16 reads it)"
+    assert progress.num_tokens == 8, "3 blocks are found, of which a draft model has read 2: 8 tokens"
 
 
 def test_a_child_whose_parent_has_left_begins_like_anyone_else():

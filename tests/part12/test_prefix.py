@@ -76,7 +76,9 @@ def test_the_block_that_was_first_stays_known(cache):
 
 def test_what_is_forgotten_is_not_found_and_what_comes_behind_it_neither(cache):
     cache.forget(8)
-    assert cache.match([1, 2, 3, 4, 5, 6, 7]) == [7]
+    assert cache.match([1, 2, 3, 4, 5, 6, 7]) == [7], (
+        "block 9 is known, but not what comes before it: the search ends at the first block missing"
+    )
     assert 8 not in cache
     assert 9 in cache
     cache.forget(8)
@@ -96,6 +98,35 @@ def test_a_block_whose_beginning_was_computed_anew_is_found_again(cache):
     cache.forget(8)
     remember(cache, [1, 2, 3, 4], [7, 5])
     assert cache.match([1, 2, 3, 4, 5, 6, 7]) == [7, 5, 9]
+
+
+class Counted(int):
+    """A token id that counts how often tokens are hashed, and compared with an equal one."""
+
+    hashed = compared = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+
+def test_each_token_is_hashed_once_and_compared_once_however_long_the_beginning(monkeypatch):
+    cache, ids = PrefixCache(2), range(1, 201)
+    remember(cache, list(map(Counted, ids)), list(range(100)))
+    monkeypatch.setattr(Counted, "hashed", 0)
+    monkeypatch.setattr(Counted, "compared", 0)
+    assert cache.match([*map(Counted, ids), 0]) == list(range(100))
+    assert Counted.hashed <= 2 * 200, (
+        f"a chain of hashes grows by one block's work at a time: 200 tokens, and {Counted.hashed} were hashed"
+    )
+    assert Counted.compared <= 2 * 200, (
+        f"a hit compares back to the record that both chains share, the stored one of the block before: 200 "
+        f"tokens, and {Counted.compared} were compared"
+    )
 
 
 def test_equal_hashes_are_no_proof(monkeypatch):
