@@ -76,7 +76,8 @@ def build() -> tuple[LLMEngine, Counted, object]:
     scheduler = ContinuousScheduler(memory.plan(), SEATS, 512, select_rows=scored_rows)
     scores = logprobs_of(tokenizer, model.logits)
     runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
-    engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)
+    supports = SUPPORTS | {"cache_salt"}
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=supports)
     counted = Counted()
     engine.listeners.add(counted)
     thread = EngineThread(engine, MODEL)
@@ -233,20 +234,22 @@ def conversation(console: Console, address: str, counted: Counted) -> list[dict]
     client, messages, turns = ChatClient(address), [], []
     for question in TURNS:
         messages.append({"role": "user", "content": question})
-        pieces = client.stream(messages, max_completion_tokens=120, temperature=0.7, seed=5)
-        *_, (_, answer) = pieces
+        # A salt that nobody else has: nothing of the prompt is found.
+        *_, (_, alone) = client.stream(messages, max_completion_tokens=1, temperature=0, cache_salt=question)
+        *_, (_, answer) = client.stream(messages, max_completion_tokens=120, temperature=0.7, seed=5)
         messages.append({"role": "assistant", "content": answer.text})
         turns.append({
             "prompt_tokens": answer.num_prompt_tokens,
             "cached_tokens": next(reversed(counted.cached.values())),
             "first_word_ms": answer.first_text_seconds * 1e3,
+            "first_word_uncached_ms": alone.first_text_seconds * 1e3,
         })  # fmt: skip
         console.print(Text(f"> {question}", style="bold"))
         console.print(Text("  " + " ".join(answer.text.split())), no_wrap=True, overflow="ellipsis")
         now = turns[-1]
         console.print(
-            f"  prompt {now['prompt_tokens']} tokens, {now['cached_tokens']} of them cached; "
-            f"first word after {now['first_word_ms']:.0f} ms",
+            f"  prompt {now['prompt_tokens']} tokens, {now['cached_tokens']} of them cached; first word "
+            f"after {now['first_word_ms']:.0f} ms, without the cache {now['first_word_uncached_ms']:.0f} ms",
             style="dim",
         )
     client.close()

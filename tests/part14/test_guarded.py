@@ -56,7 +56,10 @@ def test_a_special_tokens_text_is_no_pattern():
 def test_the_guard_is_one_that_no_content_has():
     messages, guard = guarded([user("<|user|>"), user(f"{GUARDS[0]}{GUARDS[1]}")], SPECIAL)
     assert guard == GUARDS[2], "the first of GUARDS that no content has, for it will be taken out everywhere"
-    assert [message["content"] for message in messages] == [f"<{guard}|user|>", f"{GUARDS[0]}{GUARDS[1]}"]
+    assert [message["content"] for message in messages] == [
+        f"<{guard}|user|>",
+        f"{GUARDS[0]}{GUARDS[1]}",
+    ], "one guard for all messages: it is taken out of their whole text"
 
 
 def test_when_all_are_in_use_the_conversation_is_refused():

@@ -4,7 +4,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from engine.client.sse import lines
+from engine.client import sse
+from engine.client.sse import LINE_END, lines
 
 
 def cut(data: bytes, *places: int) -> list[bytes]:
@@ -18,6 +19,11 @@ def test_a_line_ends_with_lf_crlf_or_cr():
         got = list(lines([b"one" + end + b"two" + end]))
         assert got == ["one", "two"], f"a line ends with {end!r}"
     assert list(lines([b"a\n\r\nb\r\r\n"])) == ["a", "", "b", ""], "each end makes a line, an empty one too"
+
+
+def test_blanks_at_the_end_of_a_line_are_part_of_it():
+    got = list(lines([b"one \n two\t\r\n \r"]))
+    assert got == ["one ", " two\t", " "], "the end is no part of the line, and nothing else is left out"
 
 
 def test_what_has_no_end_is_no_line():
@@ -84,7 +90,11 @@ def test_a_byte_order_mark_is_left_out_in_front_alone():
 
 
 def test_what_is_not_utf8_becomes_a_mark():
-    assert list(lines([b"a\xffb\n"])) == ["a\ufffdb"], "bytes that are not UTF-8 become U+FFFD"
+    try:
+        got = list(lines([b"a\xffb\n"]))
+    except UnicodeDecodeError as error:
+        got = [str(error)]
+    assert got == ["a\ufffdb"], "bytes that are not UTF-8 become U+FFFD"
 
 
 def test_however_the_bytes_are_cut_the_lines_are_the_same():
@@ -94,3 +104,27 @@ def test_however_the_bytes_are_cut_the_lines_are_the_same():
         got = list(lines(cut(data, *places)))
         assert got == whole, f"cut at {places[0]} and {places[1]}, the lines are others"
     assert list(lines(data[i : i + 1] for i in range(len(data)))) == whole, "cut into single bytes"
+
+
+class Counted:
+    """LINE_END, and how many bytes it was asked to look at."""
+
+    num_bytes = 0
+
+    def __getattr__(self, name):
+        def call(data, start=0, *more):
+            self.num_bytes += len(data) - start
+            method = getattr(LINE_END, name)
+            return method(data, start, *more) if start or more else method(data)
+
+        return call
+
+
+def test_a_long_line_is_searched_once(monkeypatch):
+    """Who writes without LINE_END is not seen here."""
+    counted = Counted()
+    monkeypatch.setattr(sse, "LINE_END", counted)
+    assert list(lines([b"x" * 100] * 500 + [b"\n"])) == ["x" * 50_000]
+    assert counted.num_bytes <= 2 * 50_001, (
+        "each byte is searched for an end once: a line that has none yet is not searched again"
+    )

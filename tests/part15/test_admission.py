@@ -128,6 +128,21 @@ def test_prompts_of_one_request_that_together_never_fit_are_told_so():
     run(test())
 
 
+def test_a_deadline_counts_from_the_arrival():
+    """What was spent since, on its prompt or behind other prompts of the same request, is spent."""
+
+    async def test():
+        backend = admission(request_timeout=1000)
+        arrived = asyncio.get_running_loop().time() - 60
+        token = _arrival.set(Arrival(arrived, timeout="100"))
+        stream = await backend.generate("prompt", PARAMS, "r")
+        _arrival.reset(token)
+        assert stream._ends_at == arrived + 100, "the deadline counts from the arrival, not from now"
+        await stream.aclose()
+
+    run(test())
+
+
 def test_a_part_of_a_second_is_not_waited_for():
     async def test():
         backend = admission(reqs=2, seats=1)

@@ -113,6 +113,11 @@ def test_who_comes_back_finds_half_of_the_queue(full):
     )
 
 
+def test_the_time_is_not_rounded(full, clock):
+    clock.now += 1
+    assert full.retry_after(1, 100) == 6.75, "3 must leave, at 4 in 9 seconds: whoever writes headers rounds"
+
+
 def test_who_needs_more_room_waits_until_it_is_there(full):
     assert full.retry_after(5, 500) == 10.0, "5 are missing: before they have left there is no room"
 

@@ -150,6 +150,18 @@ def test_a_better_newcomer_does_not_leave_though_it_is_the_last_that_was_admitte
     assert [request.state for request in requests] == [State.RUNNING, State.WAITING, State.RUNNING]
 
 
+def test_the_worst_rank_leaves_in_whatever_order_they_run():
+    scheduler = make()
+    requests = running(scheduler, 0, 1, 0)
+    step = scheduler.schedule()
+    scheduler.rollback(step)
+    scheduler.running.sort(key=requests.index)
+    scheduler.recover(step, NO_MEMORY)
+    assert [request.state for request in requests] == [State.RUNNING, State.WAITING, State.RUNNING], (
+        "the worst rank leaves, not the last in the list of those who run"
+    )
+
+
 def test_of_one_priority_the_newest_leaves():
     scheduler = make()
     requests = running(scheduler, 0, 0, 0)
