@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.parallel.orders import step_from
+from tests.part03.linears import packing_asks_no_stopwatch  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -316,11 +316,18 @@ def _imports(root: Path, path: str) -> Iterator[tuple[int, str, bool]]:
     tree = _tree(root, path)
     yield from _imported(tree, path)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (dotted := ast.unparse(node)).startswith("engine."):
-            yield node.lineno, dotted, False
+        if isinstance(node, ast.Attribute) and _root_of(node) == "engine":
+            yield node.lineno, ast.unparse(node), False
         # "engine.decoding.sampling" as text: monkeypatch, python -m
         elif isinstance(node, ast.Constant) and re.fullmatch(r"engine(\.\w+)+", str(node.value)):
             yield node.lineno, str(node.value), False
+
+
+def _root_of(node: ast.expr) -> str | None:
+    """The name that a.b.c begins with; None where it begins with something else than a name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _imported(tree: ast.AST, path: str) -> Iterator[tuple[int, str, bool]]:

@@ -85,10 +85,10 @@ def ruvon(*arguments: str, **options) -> subprocess.CompletedProcess:
     return run([sys.executable, "-m", "engine.cli.main", *arguments], **options)
 
 
-def run(command, timeout: float = 120.0, **options) -> subprocess.CompletedProcess:
+def run(command, timeout: float = 600.0, kind: type[Popen] = Popen, **options) -> subprocess.CompletedProcess:
     """As subprocess.run, its text captured."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | options
-    with Popen(command, **options) as process:
+    with kind(command, **options) as process:
         try:
             said = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -149,6 +149,7 @@ def _become(job: dict) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     unbuffered = {"buffering": 0} if job["env"].get("PYTHONUNBUFFERED") else {}
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         raw = open(number, "wb" if number else "rb", closefd=False, **(unbuffered if number else {}))  # noqa: SIM115
