@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -196,7 +196,7 @@ class LLMEngine:
             if request.state is not FINISHED:
                 self._end(request, None if request.output.finish_reason else "abort")
                 self.listeners.tell("on_finish", request)
-        return self._output(request_id)
+        return self._outputs([request_id])[0]
 
     def report_lost(self, error: BaseException) -> None:
         """Call each callback of `on_lost` with `error`, the reason why no step can be computed any more. Any
@@ -293,7 +293,7 @@ class LLMEngine:
         request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
         self._end(request, "error")
         self.listeners.tell("on_finish", request)
-        return [self._output(request.request_id)]
+        return self._outputs([request.request_id])
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         """Take a request out of the scheduler, which frees its memory. `reason` is None if its output has a
@@ -317,7 +317,7 @@ class LLMEngine:
         listeners of the step, then of the ended requests.
         """
         request_ids = dict.fromkeys([request.request_id for request in live])  # each once, in order
-        outputs = [self._output(request_id) for request_id in request_ids]
+        outputs = self._outputs(request_ids)
         self._num_steps += 1
         if self.listeners:
             record = StepRecord.of(
@@ -335,12 +335,17 @@ class LLMEngine:
                 self.listeners.tell("on_finish", request)
         return outputs
 
-    def _output(self, request_id: str) -> RequestOutput:
-        """Return a request's output so far. If all samples have finished, the engine forgets the request."""
-        output = self._submissions[request_id].output(request_id)
-        if output.finished:
-            del self._submissions[request_id]
-        return output
+    def _outputs(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """Return the outputs of these requests so far. A request of which all samples have finished is
+        forgotten.
+        """
+        outputs = []
+        for request_id in request_ids:
+            output = self._submissions[request_id].output(request_id)
+            if output.finished:
+                del self._submissions[request_id]
+            outputs.append(output)
+        return outputs
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:

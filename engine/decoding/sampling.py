@@ -48,7 +48,7 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     """
     if positions is None:
         positions = next_positions(rows)
-    if not any(row.temperature for row in rows):
+    if not any([row.temperature for row in rows]):
         return _likeliest(adjust(logits, rows, positions))
     probs = distribution(logits, rows, positions)
     token_ids = draw(probs, [row.seed for row in rows], positions)
@@ -144,7 +144,7 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     while its output has fewer than `min_tokens` tokens, and, if it has a mask, all tokens that are not in
     `allowed_by(mask, V)` [V]. All other logits stay as they are.
     """
-    if not any(row.is_adjusted for row in rows):
+    if not any([row.is_adjusted for row in rows]):
         return logits
     # `distribution` passes fp32 to this function. With bf16, a greedy row would depend on whether another row
     # of the batch is sampled.

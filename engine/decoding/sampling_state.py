@@ -90,7 +90,7 @@ class SamplingState:
     temperature: float = field(init=False)  # 0 is greedy
     is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
     _changes: LogitChanges = field(init=False)
-    _draw: Draw = field(init=False)  # the record without tokens and factors, which never changes
+    lasting_draw: Draw = field(init=False)  # what never changes of `draw`: all of it, unless `is_adjusted`
 
     def __post_init__(self) -> None:
         params = self.params
@@ -105,7 +105,7 @@ class SamplingState:
             or self.mask is not None
         )
         self._changes = LogitChanges(params, self.prompt_ids)
-        self._draw = Draw(
+        self.lasting_draw = Draw(
             params=Limits(params.top_k, params.top_p, params.min_p, params.min_tokens),
             temperature=self.temperature,
             seed=self.seed,
@@ -122,10 +122,10 @@ class SamplingState:
     def draw(self) -> Draw:
         """A record of the present state. Later tokens do not change the record."""
         if not self.is_adjusted:
-            return self._draw
+            return self.lasting_draw
         tokens, factors = self.changes()
         return replace(
-            self._draw,
+            self.lasting_draw,
             stop_ids=tuple(self.stop_ids),
             tokens=tokens.copy(),
             factors=factors.copy(),

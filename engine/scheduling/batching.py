@@ -68,7 +68,8 @@ def make_batch(
             positions.append(start)
             chosen.append(offset)
             counts.append(1)
-            draws.append(request.sampling.draw())
+            sampling = request.sampling
+            draws.append(sampling.draw() if sampling.is_adjusted else sampling.lasting_draw)
             draw_positions.append(end - request.num_prompt_tokens)
             continue
         token_ids += _new_tokens(request, start, end)
@@ -85,7 +86,7 @@ def make_batch(
         prompt_rows += range(offset, offset + num_scored)
         prompt_ids += selected.prompt_ids
     rows = Rows(tuple(chosen), tuple(counts))
-    if any(request.is_scored for request, _ in work):
+    if any([request.is_scored for request, _ in work]):
         rows = _with_scores(rows, work, prompt_rows, prompt_ids, prompt_counts)
     ids = tuple([request.id for request, _ in work])
     tables, slots = cache.locate(ids, query_start, positions)
