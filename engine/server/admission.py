@@ -75,7 +75,7 @@ class AdmittedStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output of `_stream`; at `_ends_at`, if none has come before, the result of `_cut_short`.
+        """The next output of `_stream`; from `_ends_at` on the result of `_cut_short`, whatever lies ready.
 
         The wait must end at `_ends_at`, also when `end` moves `_ends_at` during the wait: `_reader_timeout`
         is the `asyncio.timeout_at` around the wait, and None while no reader waits.
@@ -165,7 +165,8 @@ class Admission(WrappedBackend):
     ) -> AdmittedStream:
         """Check a request and admit it. Raises RequestError (the module's table) or the backend's error.
 
-        1. Refuse the request if no request can be served (`_unavailable_code`). Compute its deadline.
+        1. Refuse the request if no request can be served (`_unavailable_code`). Compute its deadline, which
+           counts from `this_arrival`.
         2. `_take` places for the request's n sequences before the backend is called: other requests arrive
            while the backend turns the prompt into tokens.
         3. Call the backend. The backend checks the request and returns a stream; `stream.tokens` is the
