@@ -33,6 +33,7 @@ from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import add_deadlines
+from engine.server.extensions import optional_module
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
@@ -56,7 +57,7 @@ from engine.telemetry.stat_log import StatLog
 from engine.wiring.compose import build_engine
 from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import optional_module, wiring_of
+from engine.wiring.extensions import wiring_of
 from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
@@ -136,7 +137,7 @@ class Service:
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
-        tool_flags = optional_module("server", "tool_flags")  # Extension B
+        tool_flags = optional_module("tool_flags")  # Extension B
         if tool_flags is not None:
             chats.extension = tool_flags.chat_extension(self.engine_thread, **_chat_flags(self.flags))
         if costs:
@@ -210,7 +211,7 @@ def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
         if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
             message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
             raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-    tool_flags = optional_module("server", "tool_flags")  # Extension B
+    tool_flags = optional_module("tool_flags")  # Extension B
     if tool_flags is not None:
         tool_flags.check_flags(**_chat_flags(flags))
 

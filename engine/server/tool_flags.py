@@ -1,7 +1,7 @@
 """The flags of vLLM's `serve` for tools and thoughts: their checks, and what they add to chats. Extension B.
 
-No module imports this one, since no file of Parts 1 to 20 imports an extension's. `ruvon serve` finds it:
-engine/cli/serving.py calls `optional_module("server", "tool_flags")`.
+`ruvon serve` (engine/cli/serving.py) finds this module by `optional_module("tool_flags")`, since no file of
+Parts 1 to 20 imports an extension's.
 """
 
 from engine.core.engine_thread import EngineThread

@@ -2,7 +2,7 @@
 
 An extension comes after Part 20, so no file of Part 20 imports it by name. A convention stands in for the
 import: the extension's slug is the name of its module in this room, and of its module in cli/ if it has
-commands. Any other module of an extension is found by its own name (`optional_module`). Imports no torch.
+commands. Imports no torch.
 """
 
 from importlib import import_module
@@ -38,7 +38,7 @@ def wiring_of(letter: str) -> ModuleType:
     return import_module(f"{__package__}.{EXTENSIONS[letter]}")
 
 
-def optional_module(room: str, name: str) -> ModuleType | None:
-    """The module engine/room/name.py, which belongs to an extension; None if the tree does not have it."""
-    module = f"engine.{room}.{name}"
+def optional_module(name: str) -> ModuleType | None:
+    """The module `name` of this room, which belongs to an extension; None if the tree does not have it."""
+    module = f"{__package__}.{name}"
     return None if find_spec(module) is None else import_module(module)

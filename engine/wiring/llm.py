@@ -182,7 +182,7 @@ class LLM:
         Raises ParameterError if a field or a prompt is refused, or if the cache has no room for the beams of
         a prompt: nothing is computed then. Raises RuntimeError if a stream is under way, or if a step fails.
         """
-        extension = optional_module("wiring", "beam_search")
+        extension = optional_module("beam_search")
         if extension is None:
             raise AttributeError(
                 "'LLM' object has no attribute 'beam_search': beam search comes with Extension B"

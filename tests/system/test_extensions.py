@@ -129,7 +129,7 @@ def test_one_device_asks_no_extension(present):
 
 
 def test_beam_search_is_refused_where_no_extension_brings_it(monkeypatch):
-    monkeypatch.setattr("engine.wiring.llm.optional_module", lambda room, name: None)
+    monkeypatch.setattr("engine.wiring.llm.optional_module", lambda name: None)
     with pytest.raises(AttributeError, match="'beam_search': beam search comes with Extension B"):
         LLM(**SMALL).beam_search("a", None)
 
@@ -141,6 +141,6 @@ def test_beam_search_is_done_by_the_module_of_its_name(monkeypatch):
     module.__spec__ = ModuleSpec(name, None)
     module.beam_search = lambda engine, prompts, params, *options: (len(prompts), params, options)
     monkeypatch.setitem(sys.modules, name, module)
-    assert optional_module("wiring", "beam_search") is module
+    assert optional_module("beam_search") is module
     assert LLM(**SMALL).beam_search(["a", "b"], "params", concurrency_limit=2) == (2, "params", (False, 2))
-    assert optional_module("wiring", "no_such_module") is None
+    assert optional_module("no_such_module") is None
