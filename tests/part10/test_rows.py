@@ -78,6 +78,12 @@ def test_of_who_does_not_ask_every_row_is_one_to_choose_from():
     )
 
 
+def test_who_does_not_want_every_row_has_none_scored():
+    assert scored_rows(request(prompt=9, asks=False), range(0, 4)) == LogitsRows([], 0), (
+        "who does not want every row (request.wants_every_row) has none scored"
+    )
+
+
 def test_after_drafts_there_are_tokens_to_choose():
     drafting = request(prompt=3, output=2, draft_ids=[91, 92])
     assert scored_rows(drafting, range(4, 7)) == LogitsRows([], 3), "a token is chosen after each draft, too"
