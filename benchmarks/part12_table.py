@@ -4,7 +4,7 @@
 
 Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Between the first two sides the
 table alone differs, between the last two the reader alone: slots read by `Ragged`; pages read by `Ragged`;
-pages read by page_reader.c. All sides take turns in each round. Nothing is recorded if the machine wavers.
+pages read by page_reader.c. All sides take turns in each round.
 """
 
 import statistics
@@ -17,7 +17,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part12_paged import BLOCK, BUDGET, ROOM, WIDTH, to_the_end
-from benchmarks.quiet import refuse_noise, yardstick
 from benchmarks.record import record, whole_numbers
 from benchmarks.workloads import Job, jobs, rounds
 from engine.attention import page_reader
@@ -66,9 +65,7 @@ def main() -> None:
     work = jobs(options.requests, model.config.vocab_size)
     sides = {name: partial(seconds, decode, model, tokenizer, work) for name, decode in SIDES.items()}
     rounds(sides, 1)  # warm
-    before = yardstick()
     measured = rounds(sides, options.repeats)
-    after = yardstick()
     first = measured[next(iter(SIDES))]
     rows = []
     for name, values in measured.items():
@@ -78,13 +75,12 @@ def main() -> None:
             statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}",
         ])  # fmt: skip
         print("{:26} {:6.2f} s ({}), {:.3f} of slots' ({})".format(*rows[-1]))
-    refuse_noise(before, after, measured)
     record(
         "part12_table",
         __doc__.splitlines()[0],
         {"requests": options.requests, "at once": WIDTH, "room": ROOM, "block_size": BLOCK,
          "max_num_batched_tokens": BUDGET, "rounds": options.repeats, "torch_threads": 1},
-        {"seconds": measured, "yardstick_ms": [before, after]},
+        {"seconds": measured},
         {"table": {"columns": ["cache and reader", "seconds, median", "least to most", "of slots', median",
                                "least to most"], "rows": rows}},
     )  # fmt: skip
