@@ -4,7 +4,7 @@
 
 Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Between the first two sides the
 table alone differs, between the last two the reader alone: slots read by `Ragged`; pages read by `Ragged`;
-pages read by page_reader.c. All sides take turns in each round. Nothing is recorded if the machine wavers.
+pages read by page_reader.c. All sides take turns in each round.
 """
 
 import statistics

@@ -2,8 +2,10 @@
 GPU: Triton brings its compiler along.
 
     python -m tests.part13.compiled         # without TRITON_INTERPRET: prints the kernels' names
+    python -m tests.part13.compiled _store  # this one alone, or _attend
 """
 
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -53,9 +55,18 @@ def compile_instead(found: list[str]) -> None:
 
 
 @torch.inference_mode()
-def main() -> None:
-    found: list[str] = []
-    compile_instead(found)
+def compile_one(name: str) -> None:
+    """`_store` or `_attend`, which are exercises: the other one may not be written yet."""
+    keys, values = torch.zeros(2, 3, P, 5, 64)
+    q, numbers = torch.zeros(2, 5, 64), torch.ones(2, 1, dtype=torch.int32)
+    if name == "_store":
+        store_kv(q, q, keys, values, numbers.ravel())
+    else:
+        paged_attention(q, keys, values, numbers, numbers.ravel())
+
+
+@torch.inference_mode()
+def compile_all() -> None:
     numbers = partial(torch.zeros, dtype=torch.int32)
     model = load_model(dummy_folder(Path(tempfile.mkdtemp()), SHAPE), "cpu", "bfloat16", "dummy")
     config = model.config
@@ -78,6 +89,15 @@ def main() -> None:
     for programs in (1056, 1):  # sequences split among programs, and not
         many.attend.programs = programs
         many(numbers(2), numbers(2), numbers(2), tables, lens)
+
+
+def main() -> None:
+    found: list[str] = []
+    compile_instead(found)
+    if len(sys.argv) > 1:
+        compile_one(sys.argv[1])
+    else:
+        compile_all()
     print(*found)
 
 

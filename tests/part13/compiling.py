@@ -7,11 +7,12 @@ import traceback
 from pathlib import Path
 
 
-def compiled(module: str, cache: Path) -> set[str]:
-    """The names of the kernels that `python -m MODULE` compiled for a GPU, anew."""
+def compiled(module: str, cache: Path, *arguments: str) -> set[str]:
+    """The names of the kernels that `python -m MODULE ARGUMENTS` compiled for a GPU, anew, in cache/cache."""
     names, errors = cache / "names", cache / "errors"
     child = os.fork()  # torch is imported: a new Python would need seconds for it
     if child == 0:
+        sys.argv = [module, *arguments]
         os._exit(_run(module, cache, names, errors))
     _, status = os.waitpid(child, 0)
     assert status == 0, errors.read_text()[-800:]

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_attention import _attend, paged_attention
 from tests.part13.test_paged_attention import DEVICE
 
 P, BLOCKS = 4, 40
@@ -28,7 +28,7 @@ def attended(sequences, tables, heads=1, group=1, splits=1, Dh=16):
             for head, (weight, value) in enumerate(by_head):
                 memory[0, table[i // P], i % P, head] = torch.tensor([log(weight)] + [0.0] * (Dh - 1))
                 memory[1, table[i // P], i % P, head] = value
-    width = max(map(len, tables))
+    width = max(map(len, tables)) + 64 // P  # a tile may reach behind the last block: block 0 is nobody's
     padded = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32)
     lens = torch.tensor([len(tokens) for tokens in sequences], dtype=torch.int32)
     q = torch.zeros(len(sequences), heads * group, Dh)
@@ -48,6 +48,46 @@ def assert_mean(got, want, rule):
     assert got == want, f"{rule}: {want}, got {got}"
 
 
+GUARD = 40 * 32  # numbers behind what a kernel may write
+
+
+def written(splits, num_tokens, Dh):
+    """`_attend` alone, for one head of one sequence: out, parts, maxima and totals, which were full of 7 and
+    have GUARD numbers more than are needed.
+    """
+    memory = torch.zeros(2, BLOCKS, P, 1, Dh, device=DEVICE)
+    sizes = Dh, splits * Dh, splits, splits
+    out, parts, maxima, totals = (torch.full((size + GUARD,), 7.0, device=DEVICE) for size in sizes)
+    tables = torch.arange(BLOCKS, device=DEVICE, dtype=torch.int32)[None]
+    lens = torch.tensor([num_tokens], device=DEVICE, dtype=torch.int32)
+    q = torch.zeros(Dh + GUARD, device=DEVICE)
+    _attend[(1, 1, splits)](
+        q, *memory, tables, lens, out, parts, maxima, totals, BLOCKS, 1.0,
+        HQ=1, HKV=1, DH=Dh, DH_PADDED=32, P=P, TOKENS=64, PADDED=16, SPLITS=splits,
+    )  # fmt: skip
+    return out, parts, maxima, totals
+
+
+def test_nothing_is_written_beside_a_heads_own_numbers():
+    out, *others = written(1, 3, Dh=24)
+    assert (out[:24] == 0).all(), "with SPLITS = 1 the mean goes to out: here all values are 0"
+    assert (out[24:] == 7).all(), "of PADDED rows HQ / HKV are stored, and of DH_PADDED numbers DH"
+    for numbers in others:
+        assert (numbers == 7).all(), "with SPLITS = 1 nothing goes to parts, maxima and totals"
+
+
+def test_a_part_writes_three_results_and_one_without_tokens_none():
+    out, parts, maxima, totals = written(2, 3, Dh=24)
+    assert (out == 7).all(), "with SPLITS > 1 `_merge` writes out, later"
+    got = parts[:24].tolist(), maxima[0].item(), totals[0].item()
+    assert got == ([0.0] * 24, 0.0, 3.0), (
+        "a part of three tokens with scores and values of 0: its three results"
+    )
+    assert (parts[24:] == 7).all(), "the second part has no tokens and writes nothing; nor do rows that pad"
+    assert (maxima[1:] == 7).all(), "a maximum for each of HQ / HKV rows whose part has tokens, and no other"
+    assert (totals[1:] == 7).all(), "a total for each of HQ / HKV rows whose part has tokens, and no other"
+
+
 def test_one_token():
     got = attended([alone([(5.0, 7.0)])], [[2]])
     assert_mean(got, [[7.0]], "one token, in block 2: nothing behind it is read or has weight, the mean is")
@@ -57,6 +97,13 @@ def test_a_score_far_below_zero():
     got = attended([alone([(1e-30, 7.0)])], [[2]])
     assert_mean(
         got, [[7.0]], "one token with a score of -69: what is not there scores -inf, not 0; the mean is"
+    )
+
+
+def test_scores_that_are_all_far_below_zero():
+    got = attended([alone([(1e-60, 7.0)])], [[2]])
+    assert_mean(
+        got, [[7.0]], "a score of -138: the maximum begins at -inf, since it may be below 0; the mean is"
     )
 
 

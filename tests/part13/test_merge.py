@@ -67,6 +67,12 @@ def test_a_part_without_tokens_was_never_written():
     assert_mean([[parts]], [2], [[19.75]], "2 tokens in shares of 1: parts 2 and 3 hold anything", tokens=1)
 
 
+def test_a_part_without_tokens_is_no_maximum():
+    parts = [(-1000.0, 1.5, 30.0), (-1000.0, 0.5, 4.0), NOTHING, NOTHING]
+    rule = "a part without tokens reads as a maximum of -inf, not 0: the others would shrink to nothing"
+    assert_mean([[parts]], [2], [[17.0]], rule, tokens=1)
+
+
 def test_shares_are_whole_tiles():
     parts = [(0.0, 2.0, 34.0), NOTHING]
     assert_mean([[parts]], [4], [[17.0]], "4 tokens in tiles of 64: one share has them all", tokens=64)
