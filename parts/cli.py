@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,8 @@ def run(number: PartNumber, arguments: Rest = None) -> None:
 @app.command()
 def lab() -> None:
     """Open the notebooks in JupyterLab, with this folder's engine."""
+    with _refusals():
+        _refuse_without("jupyterlab")
     _hand_over(["-m", "jupyterlab", str(ROOT / "notebooks")], cwd=ROOT)
 
 
@@ -107,6 +110,7 @@ def run_tests(
     """Run a part's tests; what follows `--` goes to pytest, and a file among it is run alone."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
+        _refuse_without("pytest")
         waiting = _unwritten(part)
     if waiting:
         console.print(
@@ -212,6 +216,15 @@ def _for_a_report(part: Part, report: Path | None) -> list[str]:
 def _unwritten(part: Part) -> list[Exercise]:
     """The exercises that are still as `start` left them."""
     return [e for e in part.exercises if not is_written(ROOT, e.path, e.name)]
+
+
+def _refuse_without(package: str) -> None:
+    """Raise SeriesError if `package` is missing: `make demo` installs nothing for tests and notebooks."""
+    if find_spec(package) is None:
+        raise SeriesError(
+            f"{package} is not installed here; in the checkout, `make .venv/.dev` installs it, or "
+            "`pip install -c constraints.txt -e '.[dev]'`"
+        )
 
 
 def _hand_over(arguments: list[str], cwd: Path | None) -> None:

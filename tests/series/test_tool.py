@@ -1,5 +1,9 @@
 """What `python -m parts` says and refuses, on the tiny repository."""
 
+import pytest
+from typer.testing import CliRunner
+
+from parts.cli import app
 from parts.tree import start
 from tests.series.tiny import parts
 
@@ -45,6 +49,14 @@ def test_without_a_checkout_the_tool_says_what_it_needs(repo, tmp_path):
     done = parts(repo, "list")
     assert done.returncode == 2
     assert "Clone the repository" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "package"), [(("test", "3"), "pytest"), (("lab",), "jupyterlab")])
+def test_after_make_demo_alone_it_says_what_tests_and_notebooks_need(monkeypatch, command, package):
+    monkeypatch.setattr("parts.cli.find_spec", lambda _: None)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert f"{package} is not installed here; in the checkout, `make .venv/.dev`" in done.stderr
 
 
 def test_a_grade_is_shown_as_stars(repo, tmp_path):
