@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from parts.manifest import Part
+from tools.slides import prose
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_FOUND = """\
@@ -111,6 +112,6 @@ def _card(part: Part) -> str:
     stars = " ".join("★" * exercise.grade for exercise in part.exercises if exercise.grade)
     return (
         f'<a class="card" href="articles/{part.name}.html"><span class="number">{part.number}</span>'
-        f"<strong>{escape(part.title)}</strong><span>{escape(part.capability)}</span>"
+        f"<strong>{escape(part.title)}</strong><span>{prose(part.capability)}</span>"
         f'<span class="time">{part.minutes} minutes · {stars}</span></a>\n'
     )

@@ -9,6 +9,7 @@ server writes to the connection, the server cannot tell the two apart.
 """
 
 import asyncio
+import socket
 from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
@@ -68,6 +69,12 @@ class PatientProtocol(H11Protocol):
         self.conn = StrictConnection(h11.SERVER)
         super().connection_made(transport)
         self._stall_timer: asyncio.TimerHandle | None = None
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
+            # Cuts off a client that takes nothing of what the system keeps for it, or that has vanished. An
+            # answer of little text would fill that memory in minutes, and only then `pause_writing` comes.
+            milliseconds = int(1000 * STALL_SECONDS)
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_request()
         if len(self.connections) > self.max_connections:
             self._close_longest_waiting()

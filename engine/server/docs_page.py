@@ -31,6 +31,9 @@ th, td { text-align: left; vertical-align: top; padding: 3px 12px 3px 0; border-
 th { color: var(--soft); font-weight: 400; } th:first-child, code { font-family: ui-monospace, monospace; }
 th:first-child { width: 36%; }
 td:last-child { width: 6rem; }
+@media (max-width: 40rem) {
+  table { font-size: 13px; } th, td { padding-right: 6px; } td:last-child { width: 4rem; }
+}
 """
 STYLE_HASH = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS = {

@@ -22,6 +22,7 @@ def test_the_first_page_is_readmes_first_sentence_and_paths_with_a_card_for_each
     text = landing(readme, LANDED)
     assert section(readme, "ruvon").partition("\n")[0] in text
     assert text.count('<a class="card"') == len(LANDED)
+    assert "`" not in text[text.index('<a class="card"') :], "code in a card is set as code"
     assert len(re.sub(r"<[^>]+>|\(.*?\)", " ", text).split()) < 1200, "it is short; README is not"
     with pytest.raises(ValueError, match="no heading 'No such'"):
         section(readme, "No such")

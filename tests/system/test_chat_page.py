@@ -168,6 +168,15 @@ def test_the_settings_are_what_is_asked(page):  # noqa: F811
     assert len(backend.asked) == 1
 
 
+def test_no_more_tokens_are_asked_for_than_the_model_sees(page):  # noqa: F811
+    backend = ScriptedBackend(["yes"])
+    one = page(backend, details_of=lambda _: {"max_model_len": 64})
+    one.get_by_text("ready").wait_for()
+    ask(one, "Hi")
+    said(one, "yes").wait_for()
+    assert backend.asked[0][1].max_tokens == 64
+
+
 # --- several ------------------------------------------------------------------------------------------------
 
 

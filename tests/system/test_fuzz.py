@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 import httpx
+import pytest
 
 from engine.demo.server import served
 
@@ -24,6 +25,7 @@ FUZZ = Path(__file__).parent / "fuzz"
 DEADLINE = 600.0  # seconds after which it will never end: not a promise about speed
 
 
+@pytest.mark.timeout(2 * DEADLINE)
 def test_nothing_outside_the_published_schema_comes_back(tmp_path):
     log, report = tmp_path / "server.log", tmp_path / "report.json"
     with served(log, "--model", "storyteller-draft", "--max-model-len", "32") as (url, _):

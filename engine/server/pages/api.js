@@ -2,9 +2,10 @@
 
 import { ask, events, named } from "./stream.js";
 
+// The card of the first model: `id`, and where the server knows it `max_model_len`.
 export async function firstModel(key) {
   const { data } = await (await ask("v1/models", key)).json();
-  return data[0].id;
+  return data[0];
 }
 
 // The chunks of an answer, as they come.

@@ -19,7 +19,9 @@ function status(text, state) {
 
 async function findModel() {
   try {
-    model = await firstModel(key());
+    const card = await firstModel(key()), most = knobs.max_completion_tokens;
+    model = card.id;
+    if (Number(most.value) > card.max_model_len) most.value = card.max_model_len; // else each answer would be refused
     page("model").textContent = model;
     status("ready", "live");
   } catch (error) {
