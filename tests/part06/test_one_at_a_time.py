@@ -10,7 +10,6 @@ from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.params import NoRoomError, SamplingParams
 from engine.requests.work import Work
 from tests.part04.serving import DEADLINE, wait_until
-from tests.part06.fakes import ask
 
 
 class Waiting:
@@ -128,11 +127,11 @@ def test_work_of_a_request_is_done_before_its_samples_are_made_and_only_where_th
             told.append("samples")
 
     engine = EngineThread(fake_engine(preparations=[Preparation()]), "fake")
+
+    async def ask(seed: int | None) -> None:
+        """Makes the request, and reads nothing of it."""
+        await engine.generate("hello", SamplingParams(seed=seed, max_tokens=2), "a")
+
     for seed in (None, 5):
-        asyncio.run(run_one(engine, SamplingParams(seed=seed, max_tokens=2)))
+        asyncio.run(ask(seed))
     assert told == ["samples", "work", "samples"]
-
-
-async def run_one(engine: EngineThread, params: SamplingParams) -> None:
-    async with engine:
-        await ask(engine, "hello", params, "a")
