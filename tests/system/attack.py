@@ -18,7 +18,7 @@ import httpx
 from engine.models.checkpoint import ZOO
 from tests.system.ready import Popen
 
-DEADLINE = 60.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 240.0  # seconds after which what we wait for will never come: not a promise about speed
 MB = 2**20
 ASK = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0}
 ENDLESS = ASK | {"stream": True, "max_tokens": 1000, "ignore_eos": True}
