@@ -58,7 +58,7 @@ class Process:
     @property
     def port(self) -> int:
         """Known once the server has started."""
-        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None, 4 * DEADLINE)
+        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None, 3 * DEADLINE)
         found = re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", self.said())
         assert found, self.said()
         return int(found[1])
