@@ -1,10 +1,12 @@
 # Everything runs in .venv, made on first use from constraints.txt. `make demo` and `make test` are all you need.
 PYTHON ?= $(shell for v in python3.11 python3.12 python3.13 python3; do command -v $$v && break; done)
 VENV := .venv
+# Without compiling all there is, which takes longer than to fetch it: Python compiles what it imports.
+PIP = -m pip install --quiet --no-compile -c constraints.txt
 EXTRAS := dev
 RUN := $(VENV)/bin/python
 
-.PHONY: demo serve test cluster-test quick lab site lint clean
+.PHONY: demo serve test cluster-test quick lab site lint form clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/ruvon demo
@@ -15,8 +17,9 @@ serve: $(VENV)/.demo
 
 # Everything, once. tests/series cuts every part out of the engine and runs the part's tests there, in its solved
 # tree, where no later part is; tests/partNN are therefore not run from here as well. The same folder makes each
-# known mistake, and sees that a start tree waits for its exercises. tests/system is for what no part owns.
-test: $(VENV)/.dev lint
+# known mistake, sees that a start tree waits for its exercises, and asks mypy beside all that. tests/system is for
+# what no part owns.
+test: $(VENV)/.dev form
 	$(RUN) tools/render_tables.py --check
 	$(RUN) tools/render_road.py --check
 	$(RUN) tools/draw_rooms.py --check
@@ -40,9 +43,9 @@ LONG := $(foreach file,01/test_tokenizer 01/test_tokenizer_kinds 02/test_greedy 
   16/test_speculative_graphs 16/test_verify_attend 17/test_compiled 17/test_model 17/test_quantized_row \
   18/test_compiled_kernels 18/test_tiles 20/test_llama_row 20/test_llama_rows 20/test_speculative_graphs,part$(file).py)
 
-# A worker per core, each on one thread. Compiled test files are kept: pytest would compile hypothesis again in
-# every process, which takes 3 seconds.
-WORKERS := -n auto --maxprocesses 8
+# Three workers for two cores, each on one thread: many tests wait, for a deadline or a server's start. Compiled
+# test files are kept: pytest would compile hypothesis again in every process, which takes 3 seconds.
+WORKERS := -n $(shell $(PYTHON) -c "from os import cpu_count as n; print(min(8, 3 * (n() or 1) // 2))")
 test quick: export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -54,30 +57,32 @@ site: $(VENV)/.site
 	$(RUN) tools/build_site.py out/site
 
 # mypy reads the types of torch once, which takes most of a minute; then .mypy_cache has them.
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev form
+	$(VENV)/bin/mypy
+
+form: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
 
 # What running the engine and its server needs.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet -c constraints.txt -e ".[server]"
+	$(RUN) $(PIP) -e ".[server]"
 	touch $@
 
 # With notebooks, tests and Hugging Face to compare with. EXTRAS=dev,ui adds Streamlit, 80 MB, and its page's tests.
 $(VENV)/.dev: $(VENV)/.demo
-	$(RUN) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	$(RUN) $(PIP) -e ".[$(EXTRAS)]"
 	touch $@
 
 $(VENV)/.site: $(VENV)/.demo
-	$(RUN) -m pip install --quiet -c constraints.txt -e ".[site]"
+	$(RUN) $(PIP) -e ".[site]"
 	touch $@
 
 # Ray, apart from the other packages: it brings 38 of its own.
 $(VENV)/.cluster: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/cluster
-	$(VENV)/cluster/bin/python -m pip install --quiet -c constraints.txt -e ".[cluster]" \
+	$(VENV)/cluster/bin/python $(PIP) -e ".[cluster]" \
 	  openai pytest pytest-timeout hypothesis psutil
 	touch $@
 

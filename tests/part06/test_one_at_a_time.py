@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from engine.core.engine_thread import EngineThread
 from engine.core.one_at_a_time import OneAtATime
-from engine.decoding.params import NoRoomError
+from engine.decoding.params import NoRoomError, SamplingParams
 from engine.requests.work import Work
 from tests.part04.serving import DEADLINE, wait_until
 
@@ -111,3 +112,26 @@ def test_an_exception_is_its_callers_and_the_next_goes_on():
         return [type(first), type(second), five]
 
     assert asyncio.run(run()) == [ZeroDivisionError, ZeroDivisionError, 5]
+
+
+def test_work_of_a_request_is_done_before_its_samples_are_made_and_only_where_there_is_any(fake_engine):
+    told = []
+
+    class Preparation:
+        """Has work for requests with a seed."""
+
+        def work_before(self, params: SamplingParams) -> Work | None:
+            return None if params.seed is None else Work("seeds", lambda: told.append("work"))
+
+        def prepare(self, samples) -> None:
+            told.append("samples")
+
+    engine = EngineThread(fake_engine(preparations=[Preparation()]), "fake")
+
+    async def ask(seed: int | None) -> None:
+        """Makes the request, and reads nothing of it."""
+        await engine.generate("hello", SamplingParams(seed=seed, max_tokens=2), "a")
+
+    for seed in (None, 5):
+        asyncio.run(ask(seed))
+    assert told == ["samples", "work", "samples"]

@@ -1,6 +1,11 @@
 """The n samples of one request, put together as one output."""
 
-from engine.core.submission import Submission, make_samples
+import os
+
+import pytest
+import torch
+
+from engine.core.submission import Submission, make_samples, refuse_forked
 from engine.decoding.params import SamplingParams
 from tests.part06.fakes import CONFIG, TOKENIZER
 
@@ -30,3 +35,15 @@ def test_an_error_comes_with_the_field_of_the_sample_that_failed():
     submitted.samples[1].error = None
     output = submitted.output("a")
     assert (output.error, output.error_field) == ("no token fits", "structured_outputs")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_fork_computes_with_one_thread_or_is_told_so(monkeypatch, threads):
+    """The threads are those that PyTorch would use: a fork has copied none but the one that forked."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    refuse_forked(os.getpid())
+    if threads == 1:
+        refuse_forked(os.getpid() + 1)
+    else:
+        with pytest.raises(RuntimeError, match="forked"):
+            refuse_forked(os.getpid() + 1)

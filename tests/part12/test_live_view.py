@@ -45,6 +45,7 @@ def test_a_request_waits_reads_its_prompt_in_chunks_and_decodes():
     engine.add_request("a", "x" * 12, GREEDY)
     row = only(view)
     assert (row["state"], row["prompt"], row["held"], row["table"]) == ("waiting", 12, 0, [])
+    assert (row["blocks"], row["given_back"]) == (0, 0)
     seen = []
     for _ in range(4):
         engine.step()

@@ -250,8 +250,15 @@ def test_an_order_goes_to_every_rank(start):
     assert [worker.process.wait(DEADLINE) for worker in workers.workers] == [3, 3]
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
-@pytest.mark.parametrize("closed", ["", "<&-", "2>&-"])
+@pytest.mark.parametrize(
+    ("end", "closed"),
+    [
+        ("os.kill(os.getpid(), 9)", ""),
+        ("os._exit(1)", ""),
+        ("os.kill(os.getpid(), 9)", "<&-"),
+        ("os._exit(1)", "2>&-"),
+    ],
+)
 def test_no_rank_outlives_this_process(start, tmp_path, end, closed):
     """However it ends, and whatever of its standard files is closed."""
     script = tmp_path / "script.py"

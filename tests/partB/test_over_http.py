@@ -50,7 +50,7 @@ def url():
 
 
 def post(url: str, path: str, **body):
-    return httpx.post(f"{url}{path}", json=body, timeout=60)
+    return httpx.post(f"{url}{path}", json=body, timeout=240)
 
 
 def refused(url: str, path: str = "/v1/completions", base: dict = PROMPT, **body) -> dict:

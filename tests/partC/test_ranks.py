@@ -66,7 +66,7 @@ class Group:
 
 def together(parts, ids):
     """hidden[T, D] of two parts that sum, as rank 0 has it, and rank 0's logits[T, V]."""
-    terms, barrier, results = [None, None], Barrier(2, timeout=60), [None, None]
+    terms, barrier, results = [None, None], Barrier(2, timeout=240), [None, None]
 
     def run(rank):
         model = sum_over_ranks(parts[rank], Group(rank, terms, barrier))

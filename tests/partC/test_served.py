@@ -25,7 +25,7 @@ def test_completions_streams_and_models_over_http(granite, tmp_path):
     wanted = llm.generate([ASK["prompt"]], params, use_tqdm=False)[0].outputs[0].text
     log = tmp_path / "server.log"
     arguments = ("--model", str(granite), "--served-model-name", "granite", "--max-num-seqs", "4")
-    with served(log, *arguments) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with served(log, *arguments) as (url, _), httpx.Client(base_url=url, timeout=240) as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["granite"]
         whole = client.post("/v1/completions", json=ASK | {"model": "granite"}).json()
         assert whole["choices"][0]["text"] == wanted

@@ -77,14 +77,15 @@ def later_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
     """No file imports from a part later than its own, at the top or in a function, nor what no part owns."""
     first = {path: min(owners(path, parts), default=None) for path in files}
     home = _home(root)
+    there = {*files, *(folder.as_posix() for path in files for folder in PurePosixPath(path).parents)}
     breaches = []
     for path in files:
         if first[path] is None or not path.endswith((".py", ".ipynb")):
             continue
         number = first[path] or 1  # shared files are in the first tree too
         for line, module, must_exist in _imports(root, path):
-            found = _files_of(module, files, home)
-            if must_exist and not _is_module(module, files):
+            found = _files_of(module, there, home)
+            if must_exist and not _is_module(module, there):
                 breaches.append(f"{path}:{line}: {module} does not exist")
             for target in found:
                 owner = first[target]
@@ -350,16 +351,13 @@ def _imported(tree: ast.AST, path: str) -> Iterator[tuple[int, str, bool]]:
                     yield node.lineno, str(argument.value), False
 
 
-def _is_module(module: str, files: list[str]) -> bool:
+def _is_module(module: str, there: Collection[str]) -> bool:
+    """`there`: files and folders."""
     stem = module.replace(".", "/")
-    return (
-        f"{stem}.py" in files
-        or f"{stem}/__init__.py" in files
-        or any(f.startswith(f"{stem}/") for f in files)
-    )
+    return stem in there or f"{stem}.py" in there
 
 
-def _files_of(module: str, files: list[str], home: dict[str, str]) -> list[str]:
+def _files_of(module: str, files: Collection[str], home: dict[str, str]) -> list[str]:
     """The files that importing `module` runs: every package on the way, and the home of a public name."""
     steps = module.split(".")
     names = [".".join(steps[: i + 1]) for i in range(len(steps))]

@@ -1,6 +1,8 @@
 """mypy has nothing to say, and where a line is kept from it, a comment says why: beside it or right above."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,9 @@ def test_few_lines_are_kept_from_mypy_and_each_says_why():
 def test_what_is_missing_is_found(line, missing):
     assert ignored(["import x", line]) == [(2, missing)]
     assert ignored(["# mypy does not know it.", line])[0][1] == ("" if "[" in line else "a kind")
+
+
+def test_mypy_has_nothing_to_say():
+    """As `make lint` asks it; here beside other tests, since it takes a minute of one core."""
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr

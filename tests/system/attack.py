@@ -18,7 +18,7 @@ import httpx
 from engine.models.checkpoint import ZOO
 from tests.system.ready import Popen
 
-DEADLINE = 60.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 240.0  # seconds after which what we wait for will never come: not a promise about speed
 MB = 2**20
 ASK = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0}
 ENDLESS = ASK | {"stream": True, "max_tokens": 1000, "ignore_eos": True}
@@ -58,7 +58,7 @@ class Process:
     @property
     def port(self) -> int:
         """Known once the server has started."""
-        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None, 4 * DEADLINE)
+        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None, 3 * DEADLINE)
         found = re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", self.said())
         assert found, self.said()
         return int(found[1])

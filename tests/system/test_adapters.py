@@ -152,7 +152,7 @@ def test_the_server_chooses_by_model_and_swaps_while_it_runs(alone, tmp_path):
 )
 def test_flags_that_make_no_sense_are_refused(tmp_path, flags, words):
     server = Process(tmp_path, "", *flags)
-    assert server.process.wait(120) == 1
+    assert server.process.wait(240) == 1
     assert words in server.said()
 
 

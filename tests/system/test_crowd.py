@@ -17,7 +17,7 @@ from engine.quantization.cpu import max_activation_level
 from engine.requests.listeners import Listener
 from engine.speculation.measuring import ALWAYS_DRAFT
 
-DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 800.0  # seconds after which what we wait for will never come: not a promise about speed
 # Between two log probabilities of a token: who is beside a row changes its last digits. With int8 on an x86
 # without VNNI, activations have half as many levels.
 CLOSE = 2e-3 if max_activation_level() == 127 else 1e-2

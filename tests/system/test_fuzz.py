@@ -211,7 +211,7 @@ def test_odd_bodies_are_answered_or_refused_in_one_shape_and_leave_nothing_behin
     flags = ("--max-model-len", "64", "--enable-lora", "--lora-dir", "adapters")
     with (
         served(log, "--model", "storyteller", *flags) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=240) as client,
     ):
         for _ in range(DRAWN):
             path = random.choice((*ROUTES, "/v1/completions", "/v1/chat/completions"))

@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(tmp_path, wrong):
 def test_the_start_says_which_defaults_there_are(folder, tmp_path):
     log = tmp_path / "log"
     with served(log, "--model", str(folder), "--max-model-len", "64") as (url, _):
-        card = httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).json()["data"][0]
+        card = httpx.get(f"{url}/v1/models", trust_env=False, timeout=240).json()["data"][0]
     line = (
         "Sampling defaults, from generation_config.json: temperature=0.7, top_k=1, max_tokens=33 (which also"
     )

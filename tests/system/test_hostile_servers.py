@@ -105,7 +105,7 @@ def in_a_terminal(*arguments: str, keys: bytes = b"") -> bytes:
         with suppress(OSError):  # its end
             while piece := os.read(master, 2**16):
                 said += piece
-        assert process.wait(60) == 0, said
+        assert process.wait(240) == 0, said
     os.close(master)
     return said
 

@@ -21,7 +21,7 @@ from engine.wiring.loading import public_name
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 240.0  # seconds after which what we wait for will never come: not a promise about speed
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 

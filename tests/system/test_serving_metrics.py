@@ -39,7 +39,7 @@ def client():
     service = Service(EngineArgs(model="storyteller-draft", block_size=8, kv_cache_memory_bytes=1 << 22))
     app = service.app([], "secret", False, None, "/llm")
     headers = {"Authorization": "Bearer secret"}
-    with serve(app) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with serve(app) as url, httpx.Client(base_url=url, headers=headers, timeout=240) as client:
         yield client
 
 
@@ -111,7 +111,7 @@ def test_the_caches_size_stands_in_labels(client):
     ):
         if metrics is None:
             app = service.app([], None, False, None)
-            with serve(app) as url, httpx.Client(base_url=url, timeout=60) as other:
+            with serve(app) as url, httpx.Client(base_url=url, timeout=240) as other:
                 metrics = samples(other)
         ((_, labels),) = [key for key in metrics if key[0] == "vllm:cache_config_info"]
         found = dict(labels)
@@ -156,7 +156,7 @@ def test_a_server_with_adapters_says_which_run():
     modules = [f"poetry={ADAPTERS / 'poetry'}"]
     args = EngineArgs(model="storyteller", enable_lora=True, max_loras=2)
     service = Service(args, ServeFlags(lora_modules=modules))
-    with serve(service.app([], None, False, None)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serve(service.app([], None, False, None)) as url, httpx.Client(base_url=url, timeout=240) as client:
         ask = ASK | {"model": "poetry", "max_tokens": 400, "ignore_eos": True, "stream": True}
         name, idle = "vllm:lora_requests_info", {"running_lora_adapters": "", "waiting_lora_adapters": ""}
         assert of(samples(client), name, max_lora="2", **idle) is not None

@@ -25,7 +25,7 @@ from tests.system.test_serve import ENVIRONMENT, ROOT, start
 from tests.system.tools import browser, program  # noqa: F401
 
 TELEMETRY = ROOT / "engine" / "telemetry"
-DEADLINE = 90.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 240.0  # seconds after which what we wait for will never come: not a promise about speed
 
 
 @pytest.fixture(scope="module")

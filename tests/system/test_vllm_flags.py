@@ -138,7 +138,7 @@ def test_all_names_answer_and_metrics_have_the_first():
     args = EngineArgs(model="storyteller", enable_lora=True)
     service = Service(args, ServeFlags(served_model_name=["one", "two", "one"], lora_modules=modules))
     app = service.app([], None, False, None)
-    with serve(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serve(app) as url, httpx.Client(base_url=url, timeout=240) as client:
         cards = client.get("/v1/models").json()["data"]
         assert [card["id"] for card in cards] == ["one", "two", "poetry"]
         assert [card.get("parent") for card in cards] == [None, None, "one"]
@@ -172,7 +172,7 @@ def test_a_chat_template_may_be_given_as_a_file_or_as_text(kind, tmp_path):
     with serve(service.app([], None, False, None)) as url:
         ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
         ask["model"] = "model"
-        answer = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=240).json()
     assert answer["usage"]["prompt_tokens"] == len(LLM(folder).tokenizer.encode("Hi")) + 1
     message = refusal("serve", str(folder), "--port", "0", "--chat-template", "nowhere.jinja")
     assert message == "ruvon serve: nowhere.jinja: no such file"
@@ -181,7 +181,7 @@ def test_a_chat_template_may_be_given_as_a_file_or_as_text(kind, tmp_path):
 def test_behind_a_proxys_path_both_paths_answer_and_the_key_guards_the_same():
     app = create_app(ScriptedBackend(), api_key="secret", root_path="/llm")
     key = {"Authorization": "Bearer secret"}
-    with serve(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serve(app) as url, httpx.Client(base_url=url, timeout=240) as client:
         for prefix in ("", "/llm"):
             assert client.get(f"{prefix}/health").status_code == 200
             assert client.get(f"{prefix}/v1/models").status_code == 401
