@@ -86,7 +86,8 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     The steps are, in order: bias and penalties, temperature, top-k, top-p, min-p. Each step works on the
     tokens that the step before has kept. Top-k, top-p and min-p keep every token that is as likely as the
     least likely token they keep, and always keep the likeliest token. Temperature 0 gives probability 1 to
-    the likeliest token. A step that no row asks for is not computed. A row that may choose no token is NaN.
+    the likeliest token, of equals to the first. A step that no row asks for is not computed. A row that may
+    choose no token is NaN.
     """
 
     def column(values: list[float]) -> Tensor:

@@ -111,7 +111,10 @@ def test_tokens_that_are_not_allowed_are_banned_whatever_their_bias():
         assert got == expected, f"only the tokens of the row's mask keep their logits: {allowed}"
     far = [float(x) for x in range(100)]
     got = adjusted(far, allowed_token_ids=[31, 32, 99])
-    assert [x for x in got if x != ban] == [31, 32, 99], "bit v % 32 of number v // 32 is token v's"
+    assert [x for x in got if x != ban] == [31, 32, 99], (
+        "only the tokens of the row's mask keep their logits, with a bias and without: bit v % 32 of number "
+        "v // 32 is token v's"
+    )
 
 
 def test_only_rows_with_a_mask_are_masked():

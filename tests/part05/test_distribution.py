@@ -36,6 +36,9 @@ def test_a_temperature_near_zero_divides_as_any_other():
     assert percent([1e-5 * math.log(3), 0.0], temperature=1e-5) == [75, 25], (
         "temperature 0.00001 is a temperature: it divides, and only 0 itself is greedy by definition"
     )
+    assert percent([2.0, 1.0], temperature=1e-40) == [100, 0], (
+        "a temperature below COLDEST counts as COLDEST: to divide by less gives infinity, and then NaN"
+    )
 
 
 def test_top_k_keeps_the_k_likeliest_and_scales_them_to_one():
@@ -43,7 +46,17 @@ def test_top_k_keeps_the_k_likeliest_and_scales_them_to_one():
         "top-k 2 keeps 40 and 30, and what stays is scaled up to 100"
     )
     for off in (0, -1, 4, 99):
-        assert percent(top_k=off) == [40, 30, 20, 10], f"top_k={off} cuts nothing off four tokens"
+        try:
+            kept = percent(top_k=off)
+        except (IndexError, RuntimeError) as error:
+            pytest.fail(f"top_k={off} cuts nothing off four tokens, but raised {error}")
+        assert kept == [40, 30, 20, 10], f"top_k={off} cuts nothing off four tokens"
+    both = [SamplingState(SamplingParams(top_k=k), [1], [], 0) for k in (-1, 2)]
+    try:
+        probs = distribution(torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2).log(), both)
+    except (IndexError, RuntimeError) as error:
+        pytest.fail(f"top_k=-1 is off, also in a row beside one with top_k=2, but it raised {error}")
+    assert (probs > 0).sum(-1).tolist() == [4, 2], "top_k=-1 is off, also in a row beside one with top_k=2"
 
 
 def test_top_p_keeps_the_token_that_crosses_p():
@@ -105,6 +118,9 @@ def test_bias_and_penalties_come_before_the_temperature():
 def test_temperature_zero_leaves_one_token_possible():
     assert percent(temperature=0) == [100, 0, 0, 0], (
         "temperature 0 is greedy: the likeliest token gets everything"
+    )
+    assert percent([1.0, 3.0, 3.0, 0.0], temperature=0) == [0, 100, 0, 0], (
+        "temperature 0 gives one token everything: of two equals the first"
     )
     assert percent(temperature=0, top_k=2, min_p=0.1) == [100, 0, 0, 0], "greedy with fences is greedy"
     assert percent(temperature=0, logit_bias={3: 9}) == [0, 0, 0, 100], (

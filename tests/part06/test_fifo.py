@@ -132,6 +132,18 @@ def test_a_full_cache_makes_the_queue_wait(fifo):
     assert chosen(play(fifo)) == {"a": 2}
 
 
+def test_nobody_overtakes_one_for_whom_there_is_no_room_yet(fifo, monkeypatch):
+    admit = fifo.cache.admit
+    monkeypatch.setattr(fifo.cache, "admit", lambda seq: None if seq.id == "big" else admit(seq))
+    for name in ("big", "small"):
+        fifo.add(make_request(name, prompt=5, output=1))
+    assert fifo.schedule() is None, (
+        "first in, first out: while the cache has no room for the first in the queue, nobody behind it is "
+        "admitted"
+    )
+    assert [request.id for request in fifo.waiting] == ["big", "small"], "and each keeps its place"
+
+
 def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     request = make_request("a", prompt=5, output=3)
     fifo.add(request)

@@ -124,6 +124,89 @@ def test_whatever_a_step_raises_it_is_taken_back_and_the_engine_goes_on(fake_eng
     assert output.error.startswith(type(error).__name__)
 
 
+class Capability:
+    """Notes in the counters that it was asked, and after whom; or fails."""
+
+    def __init__(self, number: float, error: Exception | None = None) -> None:
+        self.number, self.error = number, error
+
+    def before_submit(self, step):
+        return step.batch
+
+    def must_land_first(self, step):
+        return False
+
+    def after_result(self, step, result):
+        if self.error:
+            raise self.error
+        before = (result.counters or {}).get("asked", 0.0)
+        return replace(result, counters={"asked": 10 * before + self.number})
+
+
+def test_capabilities_make_the_result_one_after_the_other(fake_engine):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]), capabilities=[Capability(1), Capability(2)])
+    engine.add_request("a", "one", GREEDY)
+    engine.step()
+    assert recorder.records[0].counters == {"asked": 12.0}, (
+        "the first capability gets the step's result, the second what the first returned, and what the last "
+        "returned is the result: 12"
+    )
+    engine.abort_request("a")
+
+
+def test_a_capability_that_raises_fails_the_step(fake_engine):
+    engine = fake_engine(capabilities=[Capability(1, ValueError("no such rule"))])
+    engine.add_request("a", "one", GREEDY)
+    try:
+        (output,) = engine.step()
+    except ValueError:
+        pytest.fail("what a capability raises in after_result fails the step, but land() raised it")
+    assert output.error == "ValueError: no such rule"
+
+
+def test_only_the_result_and_the_capabilities_can_fail_a_step(fake_engine, monkeypatch):
+    engine = fake_engine()
+    engine.add_request("a", "one", GREEDY)
+
+    def fail(*_) -> None:
+        raise KeyError("who was that")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "update", fail)
+        try:
+            engine.step()
+        except KeyError:
+            pass
+        else:
+            pytest.fail(
+                "only the result and the capabilities can fail a step: what is raised later, by "
+                "scheduler.update, goes up to the caller"
+            )
+    engine.abort_request("a")
+
+
+def test_a_signal_is_no_failed_step(fake_engine):
+    cache = BlockCache(64, 16)
+
+    class Interrupted(ModelRunner):
+        def submit(self, batch):
+            def result():
+                raise KeyboardInterrupt
+
+            return SimpleNamespace(result=result)
+
+    engine = fake_engine(cache=cache, executor=Interrupted([FakeForward(cache)]))
+    engine.add_request("a", "one", GREEDY)
+    try:
+        engine.step()
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("a failed step is an Exception: KeyboardInterrupt and SystemExit go up to the caller")
+    engine.abort_request("a")
+
+
 def test_who_reads_the_record_of_a_step_finds_what_its_result_counted(fake_engine):
     cache, recorder = BlockCache(64, 16), Recorder()
 

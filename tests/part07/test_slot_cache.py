@@ -318,7 +318,8 @@ def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
     slots.admit(b)
     slots.take((a, 5))
     run_layers(slots, (a, 4), (b, 4))
-    assert calls == [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
+    expected = [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
+    assert calls == expected, "four queries, the last of nine tokens: the spans are of num_new and of end"
 
 
 def test_the_kernel_reads_the_slot_where_it_lies():

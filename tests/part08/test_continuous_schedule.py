@@ -86,7 +86,7 @@ def test_a_long_prompt_comes_in_chunks_beside_running_requests():
         {"a": 1, "long": 9},
         {"a": 1, "long": 7},
         {"a": 1, "long": 1},
-    ]
+    ], "a token is left for each one behind, and nobody is behind the last: it gets what the others left"
 
 
 def test_budget_left_over_by_a_last_chunk_goes_to_the_next_in_line():

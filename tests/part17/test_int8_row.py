@@ -38,6 +38,8 @@ def test_a_sum_over_each_row():
 def test_the_scale_comes_after_the_sum_and_the_bias_after_the_scale():
     got = product([1, 2, 3, 4], [[1, 1, 1, 1], [1, 0, -1, 2]], scale=[0.5, 2.0], bias=[100.0, 200.0])
     assert got[:2] == [105, 212], "the sum, times its row's scale, and then its row's bias"
+    got = product(range(1, 9), [[1] * 8], scale=[0.5], bias=[100.0], inner=4)
+    assert got[0] == 118, "scale and bias come once, behind the last slice: 36 / 2 + 100"
 
 
 def test_a_row_may_be_longer_than_what_is_taken_at_a_time():
@@ -60,6 +62,34 @@ def test_each_program_has_rows_of_its_own():
     got = product([1, 2, 3, 4], codes, rows=2)
     assert got[:5] == [1, 2, 3, 4, 5], "program p takes the rows from p · ROWS on"
     assert got[5:] == [UNWRITTEN] * 4, "nothing is written behind the last row"
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="only the interpreter tells what a kernel reads")
+def test_nothing_is_read_that_is_not_there(monkeypatch):
+    """What is masked in x adds 0, whatever the code: no sum tells that somebody else's memory was read."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    load, read = InterpreterBuilder.create_masked_load, []
+
+    def noted(self, addresses, mask, *rest):
+        read.extend(addresses.data[mask.data].tolist())
+        return load(self, addresses, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
+    N, K = 3, 6
+    given = {"x": (torch.float32, K), "codes": (torch.int8, N * K)}
+    given |= {"scale": (torch.float32, N), "bias": (torch.float32, N)}
+    inside = {name: torch.zeros(1000, dtype=dtype)[400 : 400 + size] for name, (dtype, size) in given.items()}
+    _int8_row[(2,)](*inside.values(), torch.zeros(N), N=N, K=K, ROWS=2, INNER=4)
+    for name, tensor in inside.items():
+        first, around = tensor.data_ptr(), tensor.element_size() * 400
+        end = first + tensor.numel() * tensor.element_size()
+        near = {address for address in read if first - around <= address < end + around}
+        assert near, f"{name} is read"
+        assert all(first <= address < end for address in near), (
+            f"{name} is read where it has ended: loads are masked by the row, which is below N, and by the "
+            "place in it, which is below K"
+        )
 
 
 def test_sums_are_in_fp32():

@@ -30,12 +30,12 @@ def running(*keys: str | None) -> list:
 
 def test_free_slots_are_given_away_first_the_lowest_of_them():
     slots = slots_with(2)
-    assert slots.assign("a", []) is True
+    assert slots.assign("a", []) is True, "the answer is True or False: slot 0 would be taken for a no"
     assert slots.assign("b", []) is True
     assert slots.slot_of == {"a": 0, "b": 1}, "a free slot goes first, the lowest of them"
     slots.remove("a")
     assert slots.assign("c", [])
-    assert slots.slot_of == {"b": 1, "c": 0}
+    assert slots.slot_of == {"b": 1, "c": 0}, "a's slot is free again, and the lowest free one goes first"
 
 
 def test_an_adapter_that_has_a_slot_keeps_it():
@@ -51,8 +51,8 @@ def test_the_slot_of_a_running_request_is_never_taken():
     slots.assign("a", [])
     slots.assign("b", [])
     assert slots.assign("c", running("a", None, "b", "a")) is False, "each has a running request"
-    assert slots.slot_of == {"a": 0, "b": 1}, "and nothing has changed"
-    assert slots.assign("c", running("a", None)) is True
+    assert list(slots.slot_of.items()) == [("a", 0), ("b", 1)], "and nothing has changed, nor their order"
+    assert slots.assign("c", running("a", None)) is True, "a is in use, but nobody runs with b: it makes room"
     assert slots.slot_of == {"a": 0, "c": 1}, "b had no request"
 
 
@@ -75,6 +75,7 @@ def test_weights_are_copied_once_before_the_first_step_with_them():
     slots.assign("b", [])
     assert slots.copied == [], "nothing is computed with them yet"
     slots.prepare(batch(0, -1))
+    assert slots.copied, "who gets a slot is to be copied there (`_occupy`) before its first step"
     assert slots.copied == [(0, slots.adapters["a"])], "b is in no row of this step"
     slots.prepare(batch(1, 0, 1))
     assert slots.copied[1:] == [(1, slots.adapters["b"])]
