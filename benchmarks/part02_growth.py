@@ -21,7 +21,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.record import record, show, spread, yardstick_ms
+from benchmarks.record import record, show, spread
 from engine.attention.dense import causal
 from engine.decoding.greedy import Forward, FullForward, generate
 from engine.decoding.params import SamplingParams
@@ -131,7 +131,6 @@ def main() -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     reference.generation_config.eos_token_id = None  # run on past the end of the story, as ours does
     prompt = tokenizer.encode(PROMPT)
-    before = yardstick_ms()
     growth = measure_growth(model)
 
     sides = {
@@ -203,7 +202,7 @@ def main() -> None:
     }  # fmt: skip
     path = record(
         "part02_growth", "What does a token cost when the whole sequence is computed anew for each one?",
-        workload, figures, {"growth": growth, "story": story, "sides": compared}, yardstick_before=before,
+        workload, figures, {"growth": growth, "story": story, "sides": compared}
     )  # fmt: skip
 
     show(path, {"One step": growth, "One story": story, f"{tokens} tokens": compared})

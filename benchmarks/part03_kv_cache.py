@@ -23,7 +23,7 @@ from rich import print
 from rich.table import Table
 
 from benchmarks.baseline_hf import MODEL, NEW_TOKENS, PROMPT
-from benchmarks.record import record, spread, yardstick_ms
+from benchmarks.record import record, spread
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import FullForward, generate
 from engine.decoding.params import SamplingParams
@@ -193,7 +193,6 @@ def main() -> None:
 
     compiled = not args.no_compile and any(map(shutil.which, ("g++", "clang++", "c++")))
     prompt = Tokenizer.from_pretrained(MODEL).encode(PROMPT)
-    before = yardstick_ms()
     rounds = {t: race(make_sides(t, compiled), prompt, args.repeats) for t in args.threads}
     # {threads: {side: tokens per second}}
     speeds = {t: {key: statistics.median(found) for key, found in rounds[t].items()} for t in args.threads}
@@ -252,7 +251,7 @@ def main() -> None:
     workload |= {"arithmetic": "float32", "repeats": args.repeats, "torch_threads": args.threads}
     question = "What does a KV cache buy, and how close does a lean loop come to engines in C++?"
     tables = {"race": {"columns": columns, "rows": rows}}
-    print(record("part03_kv_cache", question, workload, figures, tables, yardstick_before=before))
+    print(record("part03_kv_cache", question, workload, figures, tables))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import uvicorn
 from rich import print
 from rich.table import Table
 
-from benchmarks.record import record, spread, yardstick_ms
+from benchmarks.record import record, spread
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps, generate
 from engine.decoding.params import SamplingParams
@@ -160,7 +160,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)  # as in the servers: it is recorded with the figures
-    before = yardstick_ms()
     server, held = Server(), Server(nagle=True)
     client = server.client
     sides: dict[str, Callable[[], Measured]] = {
@@ -265,7 +264,7 @@ def main() -> None:
         "ways": {"columns": columns, "rows": rows},
         "queue": {"columns": queue_columns, "rows": queue_rows},
     }
-    print(record("part04_server_overhead", question, workload, figures, tables, yardstick_before=before))
+    print(record("part04_server_overhead", question, workload, figures, tables))
 
 
 if __name__ == "__main__":
