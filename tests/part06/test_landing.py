@@ -165,27 +165,6 @@ def test_a_capability_that_raises_fails_the_step(fake_engine):
     assert output.error == "ValueError: no such rule"
 
 
-def test_only_the_result_and_the_capabilities_can_fail_a_step(fake_engine, monkeypatch):
-    engine = fake_engine()
-    engine.add_request("a", "one", GREEDY)
-
-    def fail(*_) -> None:
-        raise KeyError("who was that")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "update", fail)
-        try:
-            engine.step()
-        except KeyError:
-            pass
-        else:
-            pytest.fail(
-                "only the result and the capabilities can fail a step: what is raised later, by "
-                "scheduler.update, goes up to the caller"
-            )
-    engine.abort_request("a")
-
-
 def test_a_signal_is_no_failed_step(fake_engine):
     cache = BlockCache(64, 16)
 

@@ -272,8 +272,15 @@ def test_aborting_keeps_the_reason_of_a_request_that_has_just_ended(fake_engine)
 
     engine = fake_engine(Tripping)
     engine.add_request("a", "hello", SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
-    with pytest.raises(KeyError):
+    try:
         engine.step()
+    except KeyError:
+        pass
+    else:
+        pytest.fail(
+            "only the result and the capabilities can fail a step: what is raised later, by "
+            "scheduler.update, goes up to the caller"
+        )
     assert engine.abort_request("a").outputs[0].finish_reason == "length"
 
 
