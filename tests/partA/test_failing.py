@@ -115,11 +115,11 @@ import torch
 from engine.execution.runner import ModelRunner
 submit, number = ModelRunner.submit, count()
 
-def out_of_memory(runner, batch):
+def out_of_memory(runner, batch, way_number):
     if next(number) == 3:
         print("a library says:", torch.get_num_threads(), "threads", flush=True)
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
-    return submit(runner, batch)
+    return submit(runner, batch, way_number)
 
 ModelRunner.submit = out_of_memory
 """
