@@ -339,11 +339,11 @@ class LLMEngine:
         """Return the outputs of these requests so far. A request of which all samples have finished is
         forgotten.
         """
-        outputs = []
+        outputs, submissions = [], self._submissions
         for request_id in request_ids:
-            output = self._submissions[request_id].output(request_id)
+            output = submissions[request_id].output(request_id)
             if output.finished:
-                del self._submissions[request_id]
+                del submissions[request_id]
             outputs.append(output)
         return outputs
 

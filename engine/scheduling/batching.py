@@ -52,7 +52,7 @@ def make_batch(
     # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
     # token of the request it becomes.
     chosen: list[int] = []  # [R]
-    counts: list[int] = []  # [S]
+    counts = [1] * len(work)  # [S]
     draws: list[Draw] = []  # [R]
     draw_positions: list[int] = []  # [R]
     # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
@@ -67,7 +67,6 @@ def make_batch(
             token_ids.append(request.token_ids[start])
             positions.append(start)
             chosen.append(offset)
-            counts.append(1)
             sampling = request.sampling
             draws.append(sampling.draw() if sampling.is_adjusted else sampling.lasting_draw)
             draw_positions.append(end - request.num_prompt_tokens)
@@ -75,14 +74,15 @@ def make_batch(
         token_ids += _new_tokens(request, start, end)
         positions += range(start, end)
         selected = select_rows(request, range(start, end))
-        counts.append(selected.num_sampled)
+        s = len(context_lens) - 1  # the sequence's place
+        counts[s] = selected.num_sampled
         for num_drafts in range(selected.num_sampled):  # the drafts before the token that the row chooses
             row = n - selected.num_sampled + num_drafts
             chosen.append(offset + row)
             draws.append(_sampling_after(request, num_drafts).draw())
             draw_positions.append(start + row + 1 - request.num_prompt_tokens)
         num_scored = len(selected.prompt_ids)
-        prompt_counts[len(counts) - 1] = num_scored
+        prompt_counts[s] = num_scored
         prompt_rows += range(offset, offset + num_scored)
         prompt_ids += selected.prompt_ids
     rows = Rows(tuple(chosen), tuple(counts))

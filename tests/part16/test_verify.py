@@ -129,26 +129,6 @@ KNOBS = {
 }  # fmt: skip
 
 
-def test_a_draft_of_probability_0_never_stands(monkeypatch):
-    monkeypatch.setattr("engine.speculation.rejection_sampler.uniform", lambda *_: 0.0)
-    logits = torch.zeros(2, V)
-    logits[:, 5] = 5.0
-    assert verified(logits, [asker(SamplingParams(top_k=1), drafts=[3])]) == [[5]], (
-        "u may be 0: a draft stands if u · q < p, and not if both are 0"
-    )
-
-
-def test_a_draft_of_the_targets_own_distribution_always_stands(monkeypatch):
-    monkeypatch.setattr("engine.speculation.rejection_sampler.uniform", lambda *_: 1 - 2.0**-53)
-    logits, params = logits_of(1, rows=2), SamplingParams()
-    p = distribution(logits[:1], [SamplingState(params, [1, 2], [], 0)])[0]
-    rare = int(p.argmin())
-    request = asker(params, drafts=[rare])
-    assert verified(logits, [request], {request.id: [p]})[0][0] == rare, (
-        "where q is p, every draft stands: u is below 1, but rounded to single precision it would be 1"
-    )
-
-
 def chi_squared(found: list[int], p: torch.Tensor) -> float:
     """Of tokens against probabilities[V]; infinite for a token that cannot be."""
     counts, expected = np.bincount(found, minlength=V), p.double().numpy() * len(found)
@@ -185,6 +165,26 @@ def test_a_sampled_token_has_the_targets_distribution(knobs, certain):
         found = [tokens[1] for tokens in accepted]
         assert len(found) > 100
         assert chi_squared(found, second) < CRITICAL, "penalties count an accepted draft"
+
+
+def test_a_draft_of_probability_0_never_stands(monkeypatch):
+    monkeypatch.setattr("engine.speculation.rejection_sampler.uniform", lambda *_: 0.0)
+    logits = torch.zeros(2, V)
+    logits[:, 5] = 5.0
+    assert verified(logits, [asker(SamplingParams(top_k=1), drafts=[3])]) == [[5]], (
+        "u may be 0: a draft stands if u · q < p, and not if both are 0"
+    )
+
+
+def test_a_draft_of_the_targets_own_distribution_always_stands(monkeypatch):
+    monkeypatch.setattr("engine.speculation.rejection_sampler.uniform", lambda *_: 1 - 2.0**-53)
+    logits, params = logits_of(1, rows=2), SamplingParams()
+    p = distribution(logits[:1], [SamplingState(params, [1, 2], [], 0)])[0]
+    rare = int(p.argmin())
+    request = asker(params, drafts=[rare])
+    assert verified(logits, [request], {request.id: [p]})[0][0] == rare, (
+        "where q is p, every draft stands: u is below 1, but rounded to single precision it would be 1"
+    )
 
 
 def test_greedy_takes_drafts_as_far_as_they_are_its_own_choice():

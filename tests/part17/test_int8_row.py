@@ -38,13 +38,16 @@ def test_a_sum_over_each_row():
 def test_the_scale_comes_after_the_sum_and_the_bias_after_the_scale():
     got = product([1, 2, 3, 4], [[1, 1, 1, 1], [1, 0, -1, 2]], scale=[0.5, 2.0], bias=[100.0, 200.0])
     assert got[:2] == [105, 212], "the sum, times its row's scale, and then its row's bias"
-    got = product(range(1, 9), [[1] * 8], scale=[0.5], bias=[100.0], inner=4)
-    assert got[0] == 118, "scale and bias come once, behind the last slice: 36 / 2 + 100"
 
 
 def test_a_row_may_be_longer_than_what_is_taken_at_a_time():
     got = product(range(1, 9), [[1] * 8], inner=4)
     assert got[0] == 36, "all K numbers are added, INNER at a time: 1 to 8 make 36"
+
+
+def test_scale_and_bias_come_once():
+    got = product(range(1, 9), [[1] * 8], scale=[0.5], bias=[100.0], inner=4)
+    assert got[0] == 118, "scale and bias come once, behind the last slice: 36 / 2 + 100"
 
 
 def test_where_a_row_begins():
