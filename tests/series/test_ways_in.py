@@ -27,7 +27,7 @@ def recipe(target: str) -> list[str]:
 
 def test_the_hooks_before_a_commit_are_what_make_lint_runs():
     (local,) = read(".pre-commit-config.yaml")["repos"]
-    assert [hook["entry"] for hook in local["hooks"]] == recipe("lint")
+    assert [hook["entry"] for hook in local["hooks"]] == recipe("form") + recipe("lint")
 
 
 def test_the_container_sets_up_what_make_demo_needs():
