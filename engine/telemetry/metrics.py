@@ -166,8 +166,8 @@ class EngineMetrics(Listener):
         progress.num_counted = len(times)
 
     def on_finish(self, request: Request) -> None:
-        """Count a request that has ended. A request that did not end well (EARLY_REASONS) adds here only to
-        ruvon:requests_ended_early.
+        """Count a request that has ended. A request that did not end well (EARLY_REASONS) adds only to
+        `ended_early`.
         """
         with self._lock:
             progress = self._in_progress.pop(request.id, None)
