@@ -143,28 +143,6 @@ class Capability:
         return replace(result, counters={"asked": 10 * before + self.number})
 
 
-def test_capabilities_make_the_result_one_after_the_other(fake_engine):
-    recorder = Recorder()
-    engine = fake_engine(listeners=Listeners([recorder]), capabilities=[Capability(1), Capability(2)])
-    engine.add_request("a", "one", GREEDY)
-    engine.step()
-    assert recorder.records[0].counters == {"asked": 12.0}, (
-        "the first capability gets the step's result, the second what the first returned, and what the last "
-        "returned is the result: 12"
-    )
-    engine.abort_request("a")
-
-
-def test_a_capability_that_raises_fails_the_step(fake_engine):
-    engine = fake_engine(capabilities=[Capability(1, ValueError("no such rule"))])
-    engine.add_request("a", "one", GREEDY)
-    try:
-        (output,) = engine.step()
-    except ValueError:
-        pytest.fail("what a capability raises in after_result fails the step, but land() raised it")
-    assert output.error == "ValueError: no such rule"
-
-
 def test_a_signal_is_no_failed_step(fake_engine):
     cache = BlockCache(64, 16)
 
@@ -202,3 +180,25 @@ def test_who_reads_the_record_of_a_step_finds_what_its_result_counted(fake_engin
     assert {record.counters.get("graphs") for record in recorder.records} == {1.0}, (
         "_report gets the result's counters: they are in each step's record"
     )
+
+
+def test_capabilities_make_the_result_one_after_the_other(fake_engine):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]), capabilities=[Capability(1), Capability(2)])
+    engine.add_request("a", "one", GREEDY)
+    engine.step()
+    assert recorder.records[0].counters == {"asked": 12.0}, (
+        "the first capability gets the step's result, the second what the first returned, and what the last "
+        "returned is the result: 12"
+    )
+    engine.abort_request("a")
+
+
+def test_a_capability_that_raises_fails_the_step(fake_engine):
+    engine = fake_engine(capabilities=[Capability(1, ValueError("no such rule"))])
+    engine.add_request("a", "one", GREEDY)
+    try:
+        (output,) = engine.step()
+    except ValueError:
+        pytest.fail("what a capability raises in after_result fails the step, but land() raised it")
+    assert output.error == "ValueError: no such rule"
