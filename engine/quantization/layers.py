@@ -204,7 +204,8 @@ class Int8Embedding(Module):
         self.scale.copy_(scale[:, None])
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids[T] -> [T, width]. Raises IndexError if an id is outside the table, as in nn.Embedding."""
+        """token_ids[T] -> [T, width]. As in nn.Embedding, an id outside the table raises IndexError on a CPU,
+        and fails an assertion of the GPU."""
         codes = torch.embedding(self.codes, token_ids)  # [T, width]
         scale = torch.embedding(self.scale, token_ids)  # [T, 1]
         return (codes * scale).to(self.dtype)

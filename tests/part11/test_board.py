@@ -64,7 +64,7 @@ def test_what_is_drawn_of_a_counter_is_its_growth():
 def test_a_sparkline_shows_the_last_values_and_blanks():
     assert sparkline([0, 4, 8], 3) == "▁▅█"
     assert sparkline([1, 2, 3, None, 8], 3) == "▄ █"
-    assert sparkline([0.5], 4, top=1.0) == "   ▅"
+    assert sparkline([0.5], 4, highest=1.0) == "   ▅"
     assert sparkline([], 3) == "   "
     assert sparkline([None, 0], 2) == " ▁"
 
