@@ -147,9 +147,9 @@ class LLM:
         *,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
-        """Continue one prompt, and yield its output so far whenever steps have added to it. Several streams may
-        be read in turns: each yields its latest output, and steps that another stream ran in between come as
-        one. Leaving a stream before its end aborts the request.
+        """Continue one prompt, and yield its output so far whenever steps have added to it. Several streams
+        may be read in turns: each yields its latest output, and steps that another stream ran in between come
+        as one. Leaving a stream before its end aborts the request.
 
         The request is checked when the first output is read. Raises ParameterError if a field or the prompt
         is refused, CheckpointError if the adapter cannot be read, and RuntimeError if the request fails.
