@@ -47,8 +47,8 @@ class Worker:
 
 
 class Workers:
-    """Ranks 1 to size - 1, each in a process of this machine. `on_lost` and `stop` may be called by any thread;
-    the other methods are for the engine's thread.
+    """Ranks 1 to size - 1, each in a process of this machine. Any thread may call `on_lost` and `stop`; the
+    other methods are for the engine's thread.
     """
 
     def __init__(self, size: int, options: Callable[[int], Mapping[str, Any]]) -> None:
@@ -129,8 +129,8 @@ class Workers:
             time.sleep(0)  # other threads may run
 
     def on_lost(self, callback: Callable[[RankLost], None]) -> None:
-        """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already or `stop` has
-        ended the ranks. A stop itself calls nobody.
+        """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already or
+        `stop` has ended the ranks. A stop itself calls nobody.
         """
         with self._lock:
             self._on_lost.append(callback)

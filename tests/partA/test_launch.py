@@ -175,9 +175,14 @@ def test_a_stop_ends_the_wait_for_the_cause_and_whoever_asks_later_hears_of_it(s
     workers.wait_until_ready()
     workers.on_lost(before.append)
     begin = time.monotonic()
-    with pytest.raises(RankLost, match="has been shut down"), workers.raising_rank_lost():
-        workers.stop()
-        raise RuntimeError("a pipe is closed")
+
+    def step():
+        with workers.raising_rank_lost():
+            workers.stop()
+            raise RuntimeError("a pipe is closed")
+
+    with pytest.raises(RankLost, match="has been shut down"):
+        step()
     assert time.monotonic() - begin < DEADLINE, "no rank is left whose end could be the cause"
     workers.on_lost(later.append)
     assert [str(error) for error in later] == ["the engine has been shut down"]
