@@ -24,11 +24,11 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
     after_cr = False  # whether the last byte was a CR
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
-        rest = piece.removeprefix(b"\n") if after_cr else piece
+        text = piece.removeprefix(b"\n") if after_cr else piece
         after_cr = piece.endswith(b"\r")
-        *line_ends, rest = LINE_END.split(rest)
-        for line_end in line_ends:
-            line = unfinished + line_end
+        *tails, rest = LINE_END.split(text)
+        for tail in tails:
+            line = unfinished + tail
             unfinished = bytearray()
             yield line.decode(encoding, errors="replace")
             encoding = "utf-8"

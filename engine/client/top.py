@@ -55,9 +55,8 @@ def read(url: str) -> dict:
     try:
         answer = parse_json(content.result(TIMEOUT))
     except urllib.error.HTTPError as error:
-        raise NoAnswer(
-            f"{address} answers {error.code}: it has no dashboard, or not under this name"
-        ) from error
+        why = ": it has no dashboard, or not under this name" if error.code == 404 else ""
+        raise NoAnswer(f"{address} answers {error.code}{why}") from error
     except TimeoutError as error:
         raise NoAnswer(f"{address} has not answered in {TIMEOUT} s") from error
     except urllib.error.URLError as error:

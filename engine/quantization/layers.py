@@ -6,8 +6,6 @@ computes with the functions of products.py, on any device. `pack()` chooses the 
 device. A packed layer cannot be saved. quantize.py decides which layer of a model gets which class.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -39,10 +37,15 @@ class Int8Linear(Module):
     bias: Tensor  # [out]
 
     def __init__(
-        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
+        self,
+        in_features: int,
+        out_features: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        group_size: int | None = None,
     ) -> None:
-        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias. `_`
-        takes the settings of other classes, such as `group_size`.
+        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias.
+        `group_size` is for `Int4Linear`, and has no effect here.
         """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features

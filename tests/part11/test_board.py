@@ -135,7 +135,8 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
 
 
 @pytest.mark.parametrize(("path", "answer", "said"), [
-    ("/elsewhere", {}, "answers 404"),
+    ("/elsewhere", {}, "answers 404: it has no dashboard"),
+    ("/dashboard/data", Response(status_code=401), "answers 401$"),
     ("/dashboard/data", {"hello": 1}, "something else"),
     ("/dashboard/data", [1, 2], "something else"),
     ("/dashboard/data", Response(b"[" * 100_000), "nested too deeply"),
