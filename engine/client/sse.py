@@ -35,7 +35,7 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
         unfinished += rest
 
 
-def events(lines: Iterable[str]) -> Iterator[str]:
+def events(text_lines: Iterable[str]) -> Iterator[str]:
     """Yield the data of each event, as soon as the empty line that ends the event has come.
 
     A line is `name:value`; one space after the colon is not part of the value. A line without a colon is a
@@ -45,7 +45,7 @@ def events(lines: Iterable[str]) -> Iterator[str]:
     never comes.
     """
     data: list[str] = []
-    for line in lines:
+    for line in text_lines:
         name, _, value = line.partition(":")
         if name == "data":
             data.append(value.removeprefix(" "))

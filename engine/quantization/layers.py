@@ -125,7 +125,7 @@ class Int4Linear(Module):
 
     method = "int4"
     packed_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
-    packed: Tensor  # [out, ceil(in / 2)] in uint8
+    packed: Tensor  # [out, ceil(in / 2)] in uint8: the codes, two to a byte; `pack` is something else
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
     bias: Tensor  # [out]
