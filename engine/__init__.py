@@ -1,4 +1,4 @@
-"""The engine's public names, resolved when first used, so that `import engine` stays light.
+"""The engine's public names, resolved when used, so that `import engine` stays light.
 
 One table says where each name lives. The series adds one module at a time: a name whose module is not in this
 tree yet is left out of `dir(engine)`, and asking for it says so.

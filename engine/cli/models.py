@@ -52,7 +52,9 @@ def cached_models() -> list[str]:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The folder with a downloaded model's files, or None if there is no config.json."""
+    """The folder with a downloaded model's files, or None if there is no config.json. Of several downloaded
+    versions, this is any one.
+    """
     return next((config.parent for config in Path(folder).glob("snapshots/*/config.json")), None)
 
 

@@ -24,18 +24,18 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
     after_cr = False  # whether the last byte was a CR
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
-        rest = piece.removeprefix(b"\n") if after_cr else piece
+        text = piece.removeprefix(b"\n") if after_cr else piece
         after_cr = piece.endswith(b"\r")
-        *line_ends, rest = LINE_END.split(rest)
-        for line_end in line_ends:
-            line = unfinished + line_end
+        *tails, rest = LINE_END.split(text)
+        for tail in tails:
+            line = unfinished + tail
             unfinished = bytearray()
             yield line.decode(encoding, errors="replace")
             encoding = "utf-8"
         unfinished += rest
 
 
-def events(lines: Iterable[str]) -> Iterator[str]:
+def events(text_lines: Iterable[str]) -> Iterator[str]:
     """Yield the data of each event, as soon as the empty line that ends the event has come.
 
     A line is `name:value`; one space after the colon is not part of the value. A line without a colon is a
@@ -45,7 +45,7 @@ def events(lines: Iterable[str]) -> Iterator[str]:
     never comes.
     """
     data: list[str] = []
-    for line in lines:
+    for line in text_lines:
         name, _, value = line.partition(":")
         if name == "data":
             data.append(value.removeprefix(" "))

@@ -1,4 +1,4 @@
-"""The dashboard for a terminal, which reads a server's /dashboard/data once a second. Part 11.
+"""The dashboard for a terminal, which reads a server's /dashboard/data every second or so. Part 11.
 
 The server may run on any machine. Below the exact percentiles of recent requests, the dashboard shows the
 percentiles that a histogram's buckets give, which is how Prometheus estimates them.
@@ -37,7 +37,7 @@ class Measure(NamedTuple):
     latest: str  # the latest value, as it is shown
     values: Sequence[float | None]  # one for each of the last seconds
     colour: str
-    top: float | None = None  # as in `sparkline`
+    highest: float | None = None  # as in `sparkline`
 
 
 class NoAnswer(Exception):
@@ -55,9 +55,8 @@ def read(url: str) -> dict:
     try:
         answer = parse_json(content.result(TIMEOUT))
     except urllib.error.HTTPError as error:
-        raise NoAnswer(
-            f"{address} answers {error.code}: it has no dashboard, or not under this name"
-        ) from error
+        why = ": it has no dashboard, or not under this name" if error.code == 404 else ""
+        raise NoAnswer(f"{address} answers {error.code}{why}") from error
     except TimeoutError as error:
         raise NoAnswer(f"{address} has not answered in {TIMEOUT} s") from error
     except urllib.error.URLError as error:
@@ -86,19 +85,19 @@ def growth(column: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(column)]
 
 
-def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """The last `width` values as a row of bars, `width` characters long. A value of `top`, by default the
-    largest of them, has the highest bar. None becomes a blank.
+def sparkline(values: Sequence[float | None], width: int, highest: float | None = None) -> str:
+    """The last `width` values as a row of bars, `width` characters long. A value of `highest`, by default
+    the largest of them, has the highest bar. None becomes a blank.
     """
     latest = values[-width:]
-    if top is None:
-        top = max((value for value in latest if value is not None), default=0)
+    if highest is None:
+        highest = max((value for value in latest if value is not None), default=0)
     bars = []
     for value in latest:
         if value is None:
             bars.append(" ")
         else:
-            level = int(value / top * len(LEVELS)) if top else 0
+            level = int(value / highest * len(LEVELS)) if highest else 0
             bars.append(LEVELS[min(level, len(LEVELS) - 1)])
     return "".join(bars).rjust(width)
 
@@ -134,7 +133,7 @@ def _bars(answer: dict, width: int) -> Table:
         Measure("running", f"{now['running']:,}", seconds["running"][1:], "green"),
         Measure("waiting", f"{now['waiting']:,}", seconds["waiting"][1:], "yellow"),
         Measure("requests per step", shown_size, batch_sizes, "magenta"),
-        Measure("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], "blue", top=1.0),
+        Measure("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], "blue", highest=1.0),
     ]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
@@ -142,7 +141,7 @@ def _bars(answer: dict, width: int) -> Table:
     table.add_column()
     bar_columns = max(4, width - 40)  # the names and the values take about 40 columns
     for measure in measures:
-        bars = sparkline(measure.values, bar_columns, measure.top)
+        bars = sparkline(measure.values, bar_columns, measure.highest)
         table.add_row(measure.name, measure.latest, Text(bars, style=measure.colour))
     return table
 
@@ -179,8 +178,8 @@ def _milliseconds(value: float | None) -> str:
 
 
 def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) -> None:
-    """Show the dashboard and renew it once a second, until Ctrl-C or until `enough` returns True. Raises
-    NoAnswer if the server sends no dashboard data.
+    """Show the dashboard, and renew it one second after each answer, until Ctrl-C or until `enough` returns
+    True. Raises NoAnswer if the server sends no dashboard data.
     """
     with Live(console=console, auto_refresh=False) as live:
         while True:

@@ -27,9 +27,9 @@ def prompt_token_ids(
 
     Raises ParameterError (field `prompt`) if the prompt is empty, if it leaves no room for one token of
     output, if the model does not have one of its ids (a tokenizer may have more ids than the model), or if
-    the tokenizer refuses the text. A text that is too long for any tokenization is refused without encoding
-    it. Raises ParameterError (field `truncate_prompt_tokens`) if more tokens are to be kept than a prompt may
-    have.
+    the tokenizer refuses the text. Without `truncate`, a text that is too long for any tokenization is
+    refused without encoding it. Given ids that `truncate` cuts off are not checked. Raises ParameterError
+    (field `truncate_prompt_tokens`) if more tokens are to be kept than a prompt may have.
     """
     longest = config.max_positions - 1
     if truncate is not None and truncate > longest:

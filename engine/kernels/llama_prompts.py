@@ -45,6 +45,7 @@ class LlamaPrompts:
     def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
         """`sum_parts`: as for `LlamaRows`."""
         self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
+        # Each layer's (proj, down): the weights whose products several ranks sum.
         self.summed_weights, _ = weights_of(model)
         self.sum_parts = sum_parts or unchanged
         self.frequencies = model.get_buffer("frequencies")

@@ -4,8 +4,8 @@ GPT-2. Part 20.
 Promises the model's own logits up to rounding. Residuals and sums are in fp32. A norm has no kernel of its
 own: the next product is computed first and then divided by the root mean square, which is one number.
 `attend_row` norms, rotates, stores and attends for one key head and the queries that share this key head.
-Each kernel is launched before the previous kernel has ended (`pdl.py`), and loads weights and old keys, which
-no kernel of the step writes, before the previous kernel has ended.
+With PDL (`pdl.py`) each kernel from the third on is launched while the previous kernel still runs. Until that
+has ended, it loads weights and old keys, which no kernel of the step writes.
 
 A step has one row. `LlamaRows(stores_first=True)` computes steps with several rows of one sequence.
 """
@@ -114,6 +114,7 @@ class LlamaRow:
         return self.logits
 
     def _norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
+        """Launch the kernel `_norm_linear`: out = linear(norm(self.x)). `name`: a key of TILES."""
         N, K = out.numel(), linear.in_features
         tile = tile_of(name, K)
         _norm_linear[(tile.programs(N, self.multiprocessors),)](
@@ -123,6 +124,7 @@ class LlamaRow:
         )  # fmt: skip
 
     def _linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
+        """Launch the kernel `_linear_add`: self.x += linear(a). `name`: a key of TILES."""
         N, K = linear.weight.shape
         tile = tile_of(name, K)
         _linear_add[(tile.programs(N, self.multiprocessors),)](
@@ -167,7 +169,8 @@ def _norm_linear(
     """out[N] = norm(x[K]) · weight[N, K]ᵀ, plus bias[N] (if BIAS). The norm needs no pass of its own:
     W·(g·x/s) = (W·(g·x))/s, where g is the norm's gain[K], and s is the root mean square of x.
 
-    GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up.
+    GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up. A
+    gated layer has no bias: LlamaRows.fits.
     """
     # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     column = tl.arange(0, PADDED)

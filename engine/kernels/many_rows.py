@@ -1,12 +1,14 @@
-"""A decode step of many sequences of GPT-2: PyTorch's matrix products, and Triton for all work between them.
-Part 13, tuned for a batch.
+"""A decode step of many sequences of GPT-2: most matrix products are PyTorch's, and the kernels between
+them are Triton's. Part 13, tuned for a batch.
 
 Promises GPT-2's numbers up to rounding. The kernel that reads a product adds the bias, since this kernel has
-the product's numbers in registers. The residual sum, the bias and the norm are one kernel.
+the product's numbers in registers; only `up` adds its own bias, with the gelu. The residual sum, the bias and
+the norm are one kernel.
 
 Two products of a block, `proj` and `down`, have few columns, and would leave most of the GPU idle with few
-rows. So up to SPLIT_ROWS rows these products are split along their inner dimension (split-K), and the next
-kernel sums the parts.
+rows. If their inner dimension divides by SPLITS · INNER, as in GPT-2 large and XL, a Triton kernel computes
+them in SPLITS parts of that dimension (split-K) in steps of up to SPLIT_ROWS rows, and the next kernel sums
+the parts.
 
 The output layer's weights are copied and padded to a multiple of 128 rows. GPT-2 has 50,257 rows, and with
 this odd number the product takes several times as long.

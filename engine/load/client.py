@@ -37,7 +37,7 @@ class RequestRecord:
     prompt_tokens: int | None = None  # from the answer's usage; None without usage
     tokens: int | None = None  # output tokens, from the answer's usage; None without usage
     retry_after: float | None = None  # seconds, from the headers of a refusal; None if they do not say
-    text: str = ""
+    text: str = ""  # also "" if an error ended the reading, whatever came before
     gaps: list[float] = field(default_factory=list)  # seconds from each piece of text to the next
 
     @property
@@ -122,7 +122,7 @@ class Endpoint:
             record.outcome = UNREACHABLE
         except httpx.HTTPError:
             record.outcome = BROKEN
-        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, or other fields
+        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, other fields, too long
             record.outcome = GARBLED
         record.end = clock()
         return record
@@ -167,7 +167,8 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
 
 
 async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each event: what follows `data:` on a line, without blanks around it.
+    """Yield what follows `data:` on a line, without blanks around it. Each such line counts as one event, as
+    OpenAI's servers send them. (Part 14's sse.py reads any server's events, and is not async.)
 
     Only \\n ends a line, because JSON may contain other characters at which `splitlines` cuts. Raises
     ValueError if the answer is longer than MAX_ANSWER_BYTES.

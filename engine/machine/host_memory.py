@@ -4,11 +4,16 @@ import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")  # Linux
-# A container's limit in bytes, for cgroup 2 and cgroup 1. Without a limit, a file holds "max", or a number
-# larger than any machine's memory.
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+# Where a container finds its memory's limit, its use, and what of this use the system can drop: in cgroup 2
+# and in cgroup 1.
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ("active_file", "inactive_file")),
+    (
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
 )
 
 
@@ -23,8 +28,9 @@ def available_memory() -> int | None:
     """Bytes that programs may still allocate before the system kills a program for lack of memory.
 
     The number is the sum of free memory, cached files that the system can drop, and free swap, and at most
-    the container's limit. If the system does not report free memory, the total memory counts as free.
-    Returns None if the system does not report the total memory either.
+    what the container has left, where its cached files count as free, too. If the system does not report free
+    memory, the total memory counts as free. Returns None if the system does not report the total memory
+    either.
     """
     try:
         fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
@@ -34,16 +40,27 @@ def available_memory() -> int | None:
         if total is None:
             return None
         available = total
-    limits = [_container_limit(path) for path in CONTAINER_LIMITS]
-    return min([available, *(limit for limit in limits if limit)])
+    left = [_left_in_container(*cgroup) for cgroup in CGROUPS]
+    return min([available, *(num_bytes for num_bytes in left if num_bytes is not None)])
 
 
-def _container_limit(path: Path) -> int | None:
-    """Bytes that this container may use, or None if there is no limit."""
+def _left_in_container(folder: Path, limit: str, used: str, droppable: tuple[str, ...]) -> int | None:
+    """Bytes that this container may still allocate; None if it has no limit. If its use cannot be read, the
+    limit.
+
+    `limit` and `used` are files in `folder`, and `droppable` are fields of its memory.stat. Without a limit,
+    cgroup 1 has a number larger than any machine's memory, and so has the result.
+    """
     try:
-        return int(path.read_text())
+        max_bytes = int((folder / limit).read_text())
     except (OSError, ValueError):  # the file does not exist, or holds "max"
         return None
+    try:
+        fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        kept = int((folder / used).read_text()) - sum(int(fields[name]) for name in droppable)
+    except (OSError, KeyError, ValueError):
+        kept = 0
+    return max(0, max_bytes - kept)
 
 
 def _bytes(pages: str) -> int | None:

@@ -103,7 +103,7 @@ def _config_from_text(text: str) -> TransformersConfig:
         attention_extras=any(call.needs_extras for call in calls),
     )
     model = Model(config, "meta", torch.bfloat16, causal_lm)
-    transformers_survey.survey_logits(model.logits, config)
+    transformers_survey.refuse_other_logits(model.logits, config)
     return config
 
 

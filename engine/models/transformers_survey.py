@@ -3,10 +3,11 @@
 The first trial pass runs on the meta device, where tensors have shapes and no numbers. It shows what each
 layer hands to its attention, and which mask the layer would use. So the sizes of the cache come from the
 model itself, and a model that does something else is refused before its weights are read. A second trial,
-with the weights, shows whether sequences in one step change each other.
+with the weights, shows whether the first of two sequences in one step changes the second.
 
 Promises, of every model that is not refused: each layer attends once, through transformers' attention
-interface, to the tokens before it or to a window of them, and sequences in one step do not change each other.
+interface, to the tokens before it or to a window of them; and in a trial of two short sequences in one step,
+the first did not change the second.
 """
 
 from collections.abc import Callable
@@ -89,7 +90,7 @@ def _check_calls(calls: list[Call], num_layers: int) -> None:
             )
 
 
-def survey_logits(logits: Callable[[Tensor], Tensor], config: ModelConfig) -> None:
+def refuse_other_logits(logits: Callable[[Tensor], Tensor], config: ModelConfig) -> None:
     """Raises CheckpointError if `logits` does not compute logits[R, V] from hidden[R, D]. It must run on the
     meta device.
     """
@@ -163,7 +164,8 @@ def survey_attention(
         extras = extras_of(options, Dh, window)
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}") from None
-    module.ruvon_step.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
+    calls = module.ruvon_step  # `survey` attached its list
+    calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
 
@@ -185,8 +187,8 @@ def survey_mask(*, mask_function: Callable, config: Any, device: Any = None, **o
 
 def window_of(mask_function: Callable, last: int) -> int | None:
     """How many tokens each token sees, itself included; None if it sees all tokens up to itself.
-    `mask_function(batch, head, query position, key position)` is transformers' form of a mask. Positions up
-    to `last` are compared.
+    `mask_function(batch, head, query position, key position)` is transformers' form of a mask. Queries up
+    to `last` and keys up to `last` + 1 are compared: those near an edge of the mask, and some in between.
 
     Raises CheckpointError if some token sees other tokens than those.
     """

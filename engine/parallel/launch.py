@@ -47,7 +47,9 @@ class Worker:
 
 
 class Workers:
-    """Ranks 1 to size - 1, each in a process of this machine. Any thread may call any method."""
+    """Ranks 1 to size - 1, each in a process of this machine. Any thread may call `on_lost` and `stop`; the
+    other methods are for the engine's thread.
+    """
 
     def __init__(self, size: int, options: Callable[[int], Mapping[str, Any]]) -> None:
         """Start the processes. `options(rank)` returns one process's options, which are sent as JSON.
@@ -56,11 +58,11 @@ class Workers:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="ruvon-")  # mode 0700: no other user may read it
         self.store = os.path.join(self._folder.name, "ranks")  # for `Group`
-        self._lost_reason: str | None = None  # why a rank is lost; None while no rank is
+        self._lost_reason: str | None = None  # why no step can be computed any more; None while steps can
         self._on_lost: list[Callable[[RankLost], None]] = []
         self._on_stop: list[Callable[[], None]] = []
         self._stopping, self._lock = False, threading.Lock()
-        self._is_lost = threading.Event()  # set as soon as `_lost_reason` is
+        self._is_lost = threading.Event()  # set right after `_lost_reason`
         self._process_id = os.getpid()
         # When this process ends in any way, the system closes its end of this pipe. The other processes see
         # that, and end, too.
@@ -127,7 +129,9 @@ class Workers:
             time.sleep(0)  # other threads may run
 
     def on_lost(self, callback: Callable[[RankLost], None]) -> None:
-        """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already."""
+        """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already or
+        `stop` has ended the ranks. A stop itself calls nobody.
+        """
         with self._lock:
             self._on_lost.append(callback)
             reason = self._lost_reason
@@ -164,7 +168,9 @@ class Workers:
                 worker.process.wait()
             worker.output.close()
         os.close(self._lifeline)
-        self._lost_reason = self._lost_reason or "the engine has been shut down"
+        with self._lock:
+            self._lost_reason = self._lost_reason or "the engine has been shut down"
+        self._is_lost.set()
         self._folder.cleanup()
         for callback in self._on_stop:
             callback()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # x[T, K], largest magnitude (one number, or [T, 1] with one for each row) -> [T, N] in fp32
-Product = Callable[[Tensor, Tensor | float], Tensor]
+ScaledProduct = Callable[[Tensor, Tensor | float], Tensor]
 SCRATCH_ROWS = 64  # a step of up to 64 rows (a decode step) reuses the same memory for its rows
 
 
@@ -40,7 +40,7 @@ def max_activation_level() -> int:
     return 127 if abs(float(product(torch.ones(1, 64), 1.0)) - 64 * 127) < 1 else 63
 
 
-def int8_product(codes: Tensor, max_level: int) -> Product:
+def int8_product(codes: Tensor, max_level: int) -> ScaledProduct:
     """codes[N, K] in int8 -> the product with these codes, as the module's docstring defines the product."""
     _swallow_deprecation_warnings()
     if hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
@@ -64,7 +64,7 @@ def _swallow_deprecation_warnings() -> None:
             _low_overhead_product(code, max_level=127)(torch.ones(1, 1), 1.0)
 
 
-def _low_overhead_product(codes: Tensor, max_level: int) -> Product:
+def _low_overhead_product(codes: Tensor, max_level: int) -> ScaledProduct:
     """The product by the call with the lowest cost, which future versions of torch will not have.
 
     FBGEMM takes the smallest and the largest number of all rows of x as the range of the codes. A row's codes
@@ -121,7 +121,7 @@ def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tens
     return rows_for
 
 
-def _stable_api_product(codes: Tensor, max_level: int) -> Product:
+def _stable_api_product(codes: Tensor, max_level: int) -> ScaledProduct:
     """The product by the calls that torch will keep. The zero points of weights must be of an integer dtype:
     with floats FBGEMM returns wrong numbers without an error.
     """

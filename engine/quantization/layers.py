@@ -6,8 +6,6 @@ computes with the functions of products.py, on any device. `pack()` chooses the 
 device. A packed layer cannot be saved. quantize.py decides which layer of a model gets which class.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -39,10 +37,15 @@ class Int8Linear(Module):
     bias: Tensor  # [out]
 
     def __init__(
-        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
+        self,
+        in_features: int,
+        out_features: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        group_size: int | None = None,
     ) -> None:
-        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias. `_`
-        takes the settings of other classes, such as `group_size`.
+        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias.
+        `group_size` is for `Int4Linear`, and has no effect here.
         """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -122,7 +125,7 @@ class Int4Linear(Module):
 
     method = "int4"
     packed_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
-    packed: Tensor  # [out, ceil(in / 2)] in uint8
+    packed: Tensor  # [out, ceil(in / 2)] in uint8: the codes, two to a byte; `pack` is something else
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
     bias: Tensor  # [out]
@@ -204,7 +207,8 @@ class Int8Embedding(Module):
         self.scale.copy_(scale[:, None])
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids[T] -> [T, width]. Raises IndexError if an id is outside the table, as in nn.Embedding."""
+        """token_ids[T] -> [T, width]. As in nn.Embedding, an id outside the table raises IndexError on a CPU,
+        and fails an assertion of the GPU."""
         codes = torch.embedding(self.codes, token_ids)  # [T, width]
         scale = torch.embedding(self.scale, token_ids)  # [T, 1]
         return (codes * scale).to(self.dtype)

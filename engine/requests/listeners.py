@@ -1,7 +1,8 @@
 """Listeners: objects that the engine notifies of its events. Part 6.
 
 Logs, metrics (Part 11) and cost (Part 19) are listeners. A listener must not change the engine's objects. An
-exception of a listener is logged, and no request fails from it.
+exception of a listener is logged, and no request fails from it. All methods are called on the thread that
+steps the engine, which waits for them.
 """
 
 import logging
@@ -23,7 +24,9 @@ class StepRecord:
     start: float
     end: float
     schedule_seconds: float  # for the decision which requests run
-    execute_seconds: float  # for the forward pass and sampling; the rest of the step is bookkeeping
+    # From the end of scheduling until the result was read; the rest of the step is bookkeeping. With
+    # async_scheduling this includes the wait for the step before.
+    execute_seconds: float
     request_ids: tuple[str, ...]  # [S]
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step
     # [S]: tokens of each prompt that the cache had when the request was admitted (Part 12)

@@ -68,7 +68,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _draw(data: dict[str, Any]) -> Draw:
-    """A `Draw` from a dict of its fields."""
+    """A `Draw` from a dict of its fields. `params` is a NamedTuple, which JSON has written as a list."""
     return _from_fields(Draw, data | {"params": Limits(*data["params"])})
 
 

@@ -66,7 +66,7 @@ def _not_function(value: Any) -> Any:
 
 
 def _none_if_empty(value: Any) -> Any:
-    """None for [], which some clients send for a message without calls. Other values are unchanged."""
+    """None for [], which some clients send for a message without calls or thoughts. Else `value`."""
     return None if value == [] else value
 
 
@@ -110,7 +110,7 @@ class Message(Fields):
     function_call: NoOldCall = None
 
     @model_validator(mode="after")
-    def _has_content(self) -> Self:
+    def _fields_fit_role(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", f"a message of role {self.role} needs a content")
         if self.tool_calls and self.role != "assistant":
@@ -121,7 +121,9 @@ class Message(Fields):
         return self
 
     def plain(self) -> dict[str, str]:
-        """{"role": str, "content": str} and, if given, "name": str, as a chat template reads them."""
+        """{"role": str, "content": str} and, if given, "name": str, as a chat template reads them. The role
+        `developer` becomes `system`. Tool calls and thoughts are left out.
+        """
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
@@ -240,7 +242,8 @@ class ChatRequest(SamplingFields):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
         params = super()._sent_params() | given
-        if self.continue_final_message and params["structured_outputs"] is not None:  # all of it must fit
+        # The constraint covers the beginning that the client sent, too.
+        if self.continue_final_message and params["structured_outputs"] is not None:
             content = self.messages[-1].plain()["content"]
             params["structured_outputs"] = behind(params["structured_outputs"], content)
         return params

@@ -1,8 +1,9 @@
 """The types of the fields of all routes: numbers, names, texts, prompts, stops. Part 4.
 
-Each type checks that the value is of this type, and that it is not too long. Ranges of numbers are only
-described here, for /openapi.json (`bounds`): the engine checks them, and its messages say more than
-pydantic's.
+Each type checks that the value is of this type, and most also check its length. Not so `Biases`
+(`not_too_many` does), nor a prompt's text or ids: the body's size bounds them, and then the engine. Ranges of
+numbers are only described here, for /openapi.json (`bounds`): the engine checks them, and its messages say
+more than pydantic's.
 """
 
 from collections.abc import Callable, Mapping

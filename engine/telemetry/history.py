@@ -16,7 +16,9 @@ from typing import NamedTuple
 DATA_PATH = "/dashboard/data"  # the route that sends the history
 SECONDS = 180  # the length of the history that is shown
 WINDOW = 30  # in seconds: each percentile covers the observations of this window
-MAX_SAMPLES = 4096  # observations kept per kind; with over 136 a second, they cover less than WINDOW
+# Observations kept per kind. With over 19 a second, they cover less than SECONDS and the WINDOW before;
+# with over 136 a second, less than WINDOW.
+MAX_SAMPLES = 4096
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 KINDS = ("ttft", "tpot")  # kinds of samples: time to first token, time per output token, in seconds
 PercentileCache = dict[tuple[str, int], list[float] | None]  # (kind, second) -> PERCENTILES
@@ -50,9 +52,12 @@ class HistorySnapshot:
         - "second": the number of the second since `start`; -1 stands for the time before.
         - each field of Point: its value at the end of the second.
         - each of KINDS: {"p50": column, "p95": column, "p99": column}, in seconds, over the observations of
-          the `window` seconds up to the end of the second; None if there are no observations.
+          the `window` seconds up to the end of the second; None if none is kept. With more observations
+          than MAX_SAMPLES, the oldest seconds lose theirs, except percentiles that an earlier `read` has
+          computed.
 
-        The extra second lets a reader compute the differences of counters for SECONDS seconds.
+        The extra second lets a reader compute the differences of counters for SECONDS seconds. Raises
+        IndexError if `now` is before `start`.
         """
         last_second = math.floor(now - self.start) - 1  # the last one that is over
         seconds = range(max(-1, last_second - SECONDS), last_second + 1)
@@ -73,7 +78,7 @@ class HistorySnapshot:
         return columns
 
     def _percentiles(self, kind: str, second: int) -> list[float] | None:
-        """PERCENTILES of a kind's samples in the window that ends with `second`; None without samples."""
+        """PERCENTILES of a kind's samples in the window that ends with `second`; None if none is kept."""
         key = kind, second
         try:
             return self.percentile_cache[key]  # may be None

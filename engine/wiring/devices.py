@@ -1,7 +1,7 @@
 """Loads the models that `EngineArgs` names, and makes each model's memory and runner. Part 20's wiring.
 
 Every option takes effect, or an error says why it cannot. The linear layers of a model are changed in this
-order: merge, quantize, wrap for adapters, sum over ranks, pack. `compose.py` builds an engine from the
+order: quantize, wrap for adapters, sum over ranks, pack. `compose.py` builds an engine from the
 result, and `replay.py` runs recorded steps without an engine. The memory is made in `compose_cache.py`, and
 the runners in `runners.py`. One device is loaded here; Extension A loads one in each of several processes.
 """
@@ -18,6 +18,7 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.lora.slots import AdapterSlots
+from engine.machine.host_memory import available_memory
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import AUTO, OURS, ModelConfig
@@ -221,8 +222,8 @@ def _load(
     rank: Rank | None = None,
     model_impl: str = AUTO,
 ) -> LanguageModel:
-    """The model, ready to run. On a CPU its weights lie on huge pages. Raises CheckpointError or ValueError
-    as `load_devices` does.
+    """The model, ready to run. On a CPU its weights lie on huge pages, as far as Linux has them. Raises
+    CheckpointError or ValueError as `load_devices` does.
     """
     transform = partial(
         _transformed, args=args, sizes=sizes, quantization=quantization, slots=slots, rank=rank
@@ -259,7 +260,8 @@ def _transformed(
       because the kernels of graphs read plain weights.
     - `pack_quantized(model)`, always: it leaves what is not quantized as it is.
 
-    Each finds the linear layers, and leaves linear layers behind. Only packing leaves none: it comes last.
+    Each step looks for linear layers, and puts linear layers in their place, which the next step finds. Only
+    a packed layer is not found any more, so packing comes last.
     Raises ValueError if there is no memory for the adapters.
     """
     if quantization is not None:
@@ -277,11 +279,9 @@ def _transformed(
 def _refuse_large_adapters(slots: AdapterSlots, model: LanguageModel, args: EngineArgs) -> None:
     """Raises ValueError if there is no memory for all slots of this model."""
     device = next(model.parameters()).device
-    free, total = memory_of(device)
-    # On a CPU, `free` leaves out the system's cache of files, which the system gives up on demand.
-    available = free if device.type == "cuda" else total
+    available = memory_of(device)[0] if device.type == "cuda" else available_memory()  # None: not reported
     needed = slots.num_bytes(model)
-    if needed > available:
+    if available is not None and needed > available:
         raise ValueError(
             f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {needed:,} bytes; "
             f"there are {available:,}"

@@ -47,7 +47,9 @@ Bar = bool | Callable[..., tqdm]
 
 
 class LLM:
-    """An engine for offline use: a call returns when its outputs are finished. Use it in one thread only."""
+    """An engine for offline use. `generate` and `chat` return when their outputs are finished; `stream`
+    yields its output while it grows. Use an LLM in one thread only.
+    """
 
     def __init__(
         self, model: str | Path = "storyteller", *, disable_log_stats: bool = True, **options
@@ -85,7 +87,7 @@ class LLM:
         means the base model; it needs `enable_lora`. `use_tqdm` is described at `Progress`.
 
         Raises ParameterError if a field or a prompt is refused, and CheckpointError if an adapter cannot be
-        read: nothing is generated then. Raises RuntimeError if a step fails.
+        read: nothing is generated then. Raises RuntimeError if a request fails.
         """
         parsed = read_prompts(prompts)
         set_priorities(parsed, priority)
@@ -118,7 +120,8 @@ class LLM:
         The other arguments are those of `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
-        template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
+        template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a request
+        fails.
         """
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
@@ -144,11 +147,12 @@ class LLM:
         *,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
-        """Continue one prompt, and yield its output so far after each step. Several streams may be read in
-        turns. Leaving a stream before its end aborts the request.
+        """Continue one prompt, and yield its output so far whenever steps have added to it. Several streams
+        may be read in turns: each yields its latest output, and steps that another stream ran in between come
+        as one. Leaving a stream before its end aborts the request.
 
         The request is checked when the first output is read. Raises ParameterError if a field or the prompt
-        is refused, CheckpointError if the adapter cannot be read, and RuntimeError if a step fails.
+        is refused, CheckpointError if the adapter cannot be read, and RuntimeError if the request fails.
         """
         parsed = read_prompt(prompt)
         self._set_adapters([parsed], lora_request)
@@ -180,7 +184,8 @@ class LLM:
         cache has room for. The other arguments are those of `generate`.
 
         Raises ParameterError if a field or a prompt is refused, or if the cache has no room for the beams of
-        a prompt: nothing is computed then. Raises RuntimeError if a stream is under way, or if a step fails.
+        a prompt: nothing is computed then. Raises RuntimeError if a stream is under way, or if a step fails,
+        and AttributeError without Extension B.
         """
         extension = optional_module("beam_search")
         if extension is None:
@@ -272,7 +277,7 @@ class LLM:
         return request_id
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
-        """Yield outputs of these requests until all have finished. Raises RuntimeError if a step fails."""
+        """Yield outputs of these requests until all have finished. Raises RuntimeError if one fails."""
         unfinished = set(ids)
         while unfinished:
             if not any(request_id in self._inbox for request_id in unfinished):
@@ -293,5 +298,7 @@ class LLM:
         for request_id in ids:
             self.engine.abort_request(request_id)
             self._inbox.pop(request_id, None)
+        # With async_scheduling, a step that was launched before the abort may still have to land. Then the
+        # engine has work, though no request is left.
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
-            self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
+            self.engine.step()

@@ -114,17 +114,39 @@ def test_memory_that_was_not_to_be_had_after_all_is_an_error_in_words(folder, mo
 
 
 def test_available_memory_is_what_programs_may_still_take(monkeypatch, tmp_path):
-    meminfo, limit = tmp_path / "meminfo", tmp_path / "limit"
+    meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable: 500 kB\nSwapFree: 20 kB\n")
-    limit.write_text("max\n")
     monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
-    monkeypatch.setattr(host_memory, "CONTAINER_LIMITS", (limit, tmp_path / "none"))
+    monkeypatch.setattr(host_memory, "CGROUPS", ())
     assert host_memory.available_memory() == 520 * 1024
-    limit.write_text("4096\n")
-    assert host_memory.available_memory() == 4096, "a container may have less than its machine"
     meminfo.unlink()  # as on macOS
-    limit.write_text("max")
     monkeypatch.setattr(host_memory, "host_memory", lambda: (None, 7))
     assert host_memory.available_memory() == 7
     monkeypatch.setattr(host_memory, "host_memory", lambda: (None, None))
     assert host_memory.available_memory() is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path, version):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 500 kB\nSwapFree: 20 kB\n")
+    limit, used, prefix = "memory.max", "memory.current", ""
+    if version == 1:
+        limit, used, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"{text}\n")
+
+    in_folder = tuple((tmp_path, *names) for _, *names in host_memory.CGROUPS)
+    monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(host_memory, "CGROUPS", in_folder)
+    write("memory.stat", f"anon 2000\n{prefix}inactive_file 300\n{prefix}active_file 96")
+    write(limit, "4096")
+    write(used, "2396")
+    assert host_memory.available_memory() == 4096 - 2000, "cached files can be dropped; the rest is taken"
+    write(used, "5000")
+    assert host_memory.available_memory() == 0, "a container may be over a limit that was lowered"
+    (tmp_path / used).unlink()
+    assert host_memory.available_memory() == 4096, "at most the limit, if the use cannot be read"
+    write(limit, "max" if version == 2 else f"{2**63 - 4096}")
+    assert host_memory.available_memory() == 520 * 1024, "no limit"

@@ -64,7 +64,7 @@ def test_what_is_drawn_of_a_counter_is_its_growth():
 def test_a_sparkline_shows_the_last_values_and_blanks():
     assert sparkline([0, 4, 8], 3) == "▁▅█"
     assert sparkline([1, 2, 3, None, 8], 3) == "▄ █"
-    assert sparkline([0.5], 4, top=1.0) == "   ▅"
+    assert sparkline([0.5], 4, highest=1.0) == "   ▅"
     assert sparkline([], 3) == "   "
     assert sparkline([None, 0], 2) == " ▁"
 
@@ -135,7 +135,8 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
 
 
 @pytest.mark.parametrize(("path", "answer", "said"), [
-    ("/elsewhere", {}, "answers 404"),
+    ("/elsewhere", {}, "answers 404: it has no dashboard"),
+    ("/dashboard/data", Response(status_code=401), "answers 401$"),
     ("/dashboard/data", {"hello": 1}, "something else"),
     ("/dashboard/data", [1, 2], "something else"),
     ("/dashboard/data", Response(b"[" * 100_000), "nested too deeply"),

@@ -314,3 +314,9 @@ assert product(torch.ones(2, 16), 1.0)[0, 0] == 16
 assert warnings.filters == before
 """
     subprocess.run([sys.executable, "-c", code], cwd=Path(fbgemm.__file__).parents[2], check=True)
+
+
+@pytest.mark.parametrize("method", LINEARS)
+def test_an_option_that_no_layer_has_is_refused(method):
+    with pytest.raises(TypeError, match="groupsize"):
+        LINEARS[method](8, 8, torch.device("cpu"), torch.float32, group_size=8, groupsize=8)

@@ -169,6 +169,26 @@ def test_who_waits_for_the_cause_hears_of_it_before_the_callbacks_have_returned(
     assert told == [True], "the callback and the step have waited for each other"
 
 
+def test_a_stop_ends_the_wait_for_the_cause_and_whoever_asks_later_hears_of_it(start, monkeypatch):
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 2 * DEADLINE)
+    workers, before, later = start(2), [], []
+    workers.wait_until_ready()
+    workers.on_lost(before.append)
+    begin = time.monotonic()
+
+    def step():
+        with workers.raising_rank_lost():
+            workers.stop()
+            raise RuntimeError("a pipe is closed")
+
+    with pytest.raises(RankLost, match="has been shut down"):
+        step()
+    assert time.monotonic() - begin < DEADLINE, "no rank is left whose end could be the cause"
+    workers.on_lost(later.append)
+    assert [str(error) for error in later] == ["the engine has been shut down"]
+    assert before == [], "a stop is no loss"
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_rank_that_ends_at_its_start(start, code):
     workers = start(options=lambda rank: {"exit": code} if rank == 2 else {})

@@ -9,6 +9,7 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.decoding.params import ParameterError
 from engine.models.checkpoint import CheckpointError
 from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.wiring import devices
 from tests.system.attack import Process
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
@@ -115,6 +116,14 @@ def test_adapters_need_to_be_switched_on():
 def test_room_for_more_adapters_than_memory_holds_is_refused_before_it_is_taken(field):
     with pytest.raises(ValueError, match=f"{field}=1000000000 .*need [0-9,]+ bytes; there are"):
         LLM("storyteller", enable_lora=True, **{field: 10**9})
+
+
+def test_room_for_adapters_is_what_is_still_available_beside_the_model(monkeypatch):
+    monkeypatch.setattr(devices, "available_memory", lambda: 1000)
+    with pytest.raises(ValueError, match=r"max_loras=.*need [0-9,]+ bytes; there are 1,000"):
+        LLM("storyteller", enable_lora=True)
+    monkeypatch.setattr(devices, "available_memory", lambda: None)
+    LLM("storyteller", enable_lora=True)  # the system does not say: an allocation that is too large fails
 
 
 def test_the_server_chooses_by_model_and_swaps_while_it_runs(alone, tmp_path):
