@@ -74,11 +74,12 @@ class Chosen(DraftLengths):
 
 
 def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), computed=None):
+    sampling = SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, draw=lambda: None, lasting_draw=None)
     return SimpleNamespace(
         id=name, token_ids=list(range(known)), draft_ids=list(drafts), num_prompt_tokens=known - said,
         num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
         output=SimpleNamespace(limit=limit, token_ids=[0] * said),
-        sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, lasting_draw=None), adapter=None,
+        sampling=sampling, adapter=None,
         state=State.RUNNING, num_output_placeholders=0, is_scored=False,
     )  # fmt: skip
 
