@@ -61,3 +61,14 @@ def test_it_writes_by_itself_until_it_is_closed(measured, monkeypatch):
     assert not thread.is_alive()
     log.close()
     run_to_end(engine)
+
+
+def test_the_share_of_hits_is_that_of_the_tokens_looked_up_since_the_last_line(measured):
+    _, metrics, _ = measured()
+    clock = Clock()
+    log = StatLog(metrics, print, clock)
+    metrics.counters["ruvon:steps"] += 1
+    metrics.counters["vllm:prefix_cache_queries"] += 40
+    metrics.counters["vllm:prefix_cache_hits"] += 10
+    clock.now += 1
+    assert (log.line() or "").endswith("prefix cache 25.0% hits")
