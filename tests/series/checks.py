@@ -122,6 +122,20 @@ def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]
     return breaches
 
 
+def uninstalled_imports(root: Path, files: list[str], _: list[Part]) -> list[str]:
+    """A notebook that imports from a folder beside engine/ says where it is: engine/ alone is installed."""
+    breaches = []
+    for path in files:
+        if not re.fullmatch(r"notebooks/.+\.ipynb", path):
+            continue
+        says_where = "sys.path.insert(0, str(Path.cwd().parent))" in _cells(root, path, "code")
+        for _, module, _ in _imported(_tree(root, path), path):
+            folder = root / module.split(".")[0]
+            if not says_where and folder.is_dir() and folder.name != "engine":
+                breaches.append(f"{path}: imports {folder.name}, which is not installed")
+    return list(dict.fromkeys(breaches))
+
+
 def broken_links(root: Path, files: list[str], parts: list[Part]) -> list[str]:
     """What an article or notebook links to is in its part's tree, but for later articles and notebooks."""
     breaches = []

@@ -11,7 +11,7 @@ from tests.series.tiny import breaches, write
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSE = [checks.rooms, checks.imports_upwards, checks.computed_imports]
-RULES = [checks.later_imports, checks.early_showcase, checks.broken_links]
+RULES = [checks.later_imports, checks.early_showcase, checks.uninstalled_imports, checks.broken_links]
 
 
 @pytest.mark.parametrize("rule", [checks.ownership, *RULES])
@@ -86,6 +86,19 @@ def test_a_notebook_cell_that_imports_from_a_later_part_is_caught(repo):
     cell = json.dumps({"cells": [{"cell_type": "code", "source": source}]})
     write(repo, "notebooks/02_two.ipynb", cell)
     assert "engine/llm.py, of part 20 > 2" in breaches(checks.later_imports, repo)[0]
+
+
+def test_a_notebook_that_imports_what_is_not_installed_is_caught(repo):
+    imports, where = "from parts.stage import served\n", "sys.path.insert(0, str(Path.cwd().parent))\n"
+
+    def of(*source):
+        cell = json.dumps({"cells": [{"cell_type": "code", "source": source}]})
+        write(repo, "notebooks/02_two.ipynb", cell)
+        write(repo, "parts/stage.py", "")
+        return breaches(checks.uninstalled_imports, repo)
+
+    assert of(imports) == ["notebooks/02_two.ipynb: imports parts, which is not installed"]
+    assert of(where, imports) == []
 
 
 def test_shared_test_support_may_import_only_what_the_first_part_has(repo):
