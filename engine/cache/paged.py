@@ -165,22 +165,25 @@ class PagedCache:
         allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
         if self._enable_prefix_caching:
-            self._add_prefixes(seq, allocation, num_tokens)
+            if num_tokens >= (len(allocation.chain) + 1) * self.block_size:
+                self._add_prefixes(seq, allocation, num_tokens)
+            if allocation.draft_progress.num_tokens:
+                self._mark_draft_computed(allocation, num_tokens)
         if self._window is not None:
             self._give_back(allocation, num_tokens, self._window)
 
     def _add_prefixes(self, seq: CachedSequence, allocation: Allocation, num_tokens: int) -> None:
-        """Add the blocks that have become full to the prefix cache, and note there which blocks a draft model
-        has computed, too.
-        """
+        """Add the blocks that have become full to the prefix cache."""
         P, chain = self.block_size, allocation.chain
         for i in range(len(chain), num_tokens // P):  # the blocks that have become full
             parent = chain[-1] if chain else root(seq.adapter, seq.cache_salt)
             prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
             chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
-        if not allocation.draft_progress.num_tokens:
-            return
-        start, end = allocation.num_draft_blocks, min(allocation.draft_progress.num_tokens, num_tokens) // P
+
+    def _mark_draft_computed(self, allocation: Allocation, num_tokens: int) -> None:
+        """Note in the prefix cache which of the full blocks a draft model has computed, too."""
+        start = allocation.num_draft_blocks
+        end = min(allocation.draft_progress.num_tokens, num_tokens) // self.block_size
         if start < end:
             self.prefixes.mark_draft_computed(allocation.table.blocks[start:end].tolist())
             allocation.num_draft_blocks = end
