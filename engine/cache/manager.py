@@ -96,7 +96,9 @@ class KVCacheManager(Protocol):
         """
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
-        """Free the memory that an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
+        """Free the memory that an admitted sequence has reserved beyond its first `num_tokens` tokens (Part
+        16), as far as it can be freed apart.
+        """
 
     def preempt(self, seq: CachedSequence) -> None:
         """Free an admitted sequence's memory. The sequence may be admitted again later; its keys and values
@@ -130,7 +132,7 @@ class KVMemory(Protocol):
     """The memory: keys and values of one model, on one device. Knows no sequence beyond a step's record."""
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order, each once."""
+        """Make a step's copies, in order. A copy that was made before is left out."""
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step, which stores the batch's new keys and values and reads all of them."""

@@ -1,4 +1,6 @@
-"""Makes the record of a step from its requests: new tokens, and the rows whose logits are read. Part 6."""
+"""Makes the record of a step from its requests: new tokens, where they lie, and the rows whose logits are
+read. Part 6.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +16,12 @@ Scheduled = Sequence[tuple[Request, int]]  # [S]: each request, and how many new
 
 
 class LogitsRows(NamedTuple):
-    """Which rows of logits are read for one sequence. A row belongs to a new token, and predicts the token
-    after it.
+    """Which rows of logits are read for one sequence. It has a row for each of its new tokens, and the row
+    predicts the token after that.
     """
 
-    prompt_ids: list[int]  # the tokens of the prompt that are scored, by the first rows
-    num_sampled: int  # the number of last rows from which a token is chosen
+    prompt_ids: list[int]  # [n]: the tokens of the prompt that are scored, in the sequence's first n rows
+    num_sampled: int  # how many of the sequence's last rows a token is chosen from
 
 
 SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions of its new tokens -> rows
@@ -138,7 +140,9 @@ def _new_tokens(request: Request, start: int, end: int) -> list[int]:
 
 
 def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
-    """The sampling state for the token after `num_drafts` drafts: penalties count these drafts as output."""
+    """The sampling state for the token after the request's first `num_drafts` drafts: penalties count these
+    drafts as output.
+    """
     drafts, state = request.draft_ids[:num_drafts], request.sampling
     return state.with_drafts(drafts) if drafts and state.is_adjusted else state
 

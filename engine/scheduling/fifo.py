@@ -12,7 +12,7 @@ class FIFOScheduler(Queues):
         drafts behind it, in each. Room in the cache is reserved first.
 
         Returns None if no request runs or can be admitted, if the running request has nothing to compute, or
-        if the cache has no room for its tokens. No token counts as computed then that did not before.
+        if the cache has no room for its tokens. No further token counts as computed then.
         """
         if not self.running and self.waiting:
             self.admit_next()

@@ -18,8 +18,8 @@ from engine.scheduling.batching import Scheduled, SelectRows, make_batch, sample
 
 class Scheduler(Protocol):
     """Chooses the requests of each step. One thread makes all calls, in this order for each step: `schedule`,
-    then `update` if the step succeeded or `rollback` if it failed, then `finish` for requests that ended.
-    `Queues` documents the methods.
+    then `update` if the step succeeded or `rollback` if it failed, then `finish` for requests that ended. In
+    between, the next step may be scheduled (Part 13). `Queues` documents the methods.
     """
 
     cache: KVCacheManager
@@ -93,7 +93,7 @@ class Queues:
         if num_cached is None:
             return None
         request.num_computed_tokens = num_cached
-        if not request.num_preemptions:  # later, the cache may have the tokens because of the request itself
+        if not request.num_preemptions:  # once preempted, it may find tokens that it has computed itself
             request.num_cached_tokens = num_cached
         request.state = State.RUNNING
         self.waiting.remove(request)
