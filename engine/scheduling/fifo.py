@@ -22,4 +22,4 @@ class FIFOScheduler(Queues):
         num_new = request.num_tokens_to_compute
         if not num_new or not self.cache.reserve(request, request.num_computed_tokens + num_new):
             return None  # the request's last token has not landed (a request alone in the cache has room)
-        return self.take([(request, num_new)])
+        return self.make_step([(request, num_new)])

@@ -125,7 +125,7 @@ class Queues:
                 return request
         return None
 
-    def take(self, work: Scheduled) -> Step:
+    def make_step(self, work: Scheduled) -> Step:
         """Make the step of `work`. The new tokens count as computed from now on, until a `rollback`."""
         adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
         batch = make_batch(work, self.cache, adapter_slots, self._select_rows)
@@ -152,7 +152,7 @@ class Queues:
             self.cache.commit(request, min(context_lens[s], num_known - 1))
 
     def rollback(self, step: Step) -> None:
-        """Undo `take` for a step that has failed: its tokens do not count as computed any more, and the
+        """Undo `make_step` for a step that has failed: its tokens do not count as computed any more, and the
         placeholders of the tokens that it did not choose are removed. The next step repeats the failed step's
         copies, since the failed step may not have made them.
         """
