@@ -143,7 +143,7 @@ class ChatTemplate:
         messages, fails, leaves out the message to continue, or exceeds the sandbox's limits.
         """
         messages = list(messages)
-        mark = uuid4().hex  # to find the end of the last message in the text: no content has it
+        mark = uuid4().hex  # random, so that no content has it; it marks where the last message ends
         if continue_final_message:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}
         values = {"documents": None, **self.special_tokens, **(variables or {}), "tools": tools or None}

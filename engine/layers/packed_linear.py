@@ -28,7 +28,8 @@ OTHER_BYTES = 2**24  # bytes of other memory that are written between two passes
 # A measurement takes at least MIN_PASSES passes over the layers, and goes on up to MAX_PASSES passes or until
 # it has taken ENOUGH_SECONDS: short times vary most.
 MIN_PASSES, MAX_PASSES, ENOUGH_SECONDS = 3, 10, 0.03
-# A second form takes memory. It is kept only if its time is below this fraction of the first form's time.
+# A second form takes memory. It is kept only if, for a single row, its time is below this fraction of the
+# first form's time.
 MAX_SECOND_FORM_TIME = 0.9
 Shape = tuple[int, int]  # (in, out) features of a linear layer
 Form = Callable[[nn.Linear], nn.Module]  # makes a layer of the same results with another layout of weights
@@ -135,7 +136,7 @@ class ByRows(Module):
         return self.by_size[min(size_index, len(self.by_size) - 1)](x)
 
 
-FORMS = (Half, SharedHalf, Transposed, Blocked)
+FORMS = (Half, SharedHalf, Transposed, Blocked)  # beside nn.Linear itself
 SIZES = [2**i for i in range(8)]  # numbers of rows, from 1 to 128, at which two forms are compared
 
 

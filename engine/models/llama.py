@@ -47,9 +47,11 @@ def config_from(raw: dict) -> LlamaConfig:
         raise CheckpointError(
             f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
         )
-    if (activation := raw.get("hidden_act", "silu")) != "silu":
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
         raise CheckpointError(f"hidden_act={activation!r} is not supported, only silu")
-    if not (head_dim := raw.get("head_dim")):
+    head_dim = raw.get("head_dim")
+    if not head_dim:
         if D % heads:
             raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
         head_dim = D // heads
