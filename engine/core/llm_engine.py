@@ -93,7 +93,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
-        """Build the engine that the options describe. It may be of a class that continues this one."""
+        """Build the engine that the options describe, of this class or of a subclass."""
         return engine_args.build_engine()
 
     @property
@@ -232,7 +232,7 @@ class LLMEngine:
     def launch(self) -> Step | None:
         """Schedule a step and submit it. Returns None if no request can run.
 
-        If the submission fails, the step's `error` is set, and `land` recovers from it.
+        If a capability or the submission raises, the step's `error` is set, and `land` recovers from it.
         """
         start = time.perf_counter()
         step = self.scheduler.schedule()

@@ -33,10 +33,10 @@ from engine.machine.device import on_device
 from engine.models.language_model import LanguageModel
 from engine.requests.batch import Batch
 
-# The forward pass of S rows: logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W],
-# lens[S]).
+# In this module, a step is a forward pass of S rows, which a graph can record: logits[S, at least V] =
+# step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S]).
 RowsStep = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-StepOf = Callable[[int], RowsStep]  # a number of rows -> the step that computes this many
+StepOf = Callable[[int], RowsStep]  # a number of rows -> the step that computes so many
 
 
 class GraphInputs(NamedTuple):

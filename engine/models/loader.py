@@ -100,7 +100,9 @@ def _make_with_noise(
 ) -> LanguageModel:
     """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
     if config.raw.get(CODES) is not None:
-        raise ValueError("load_format='dummy': this checkpoint is quantized; quantize a plain one's noise")
+        raise ValueError(
+            "load_format='dummy': this checkpoint is quantized; take a plain one, and quantize its random weights"
+        )
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     model = _build(folder, config, dtype, device)
     _fill_with_noise(model)
@@ -115,7 +117,9 @@ def _load_weights(
     tensors: list[NamedTensor],
     sharding: Sharding | None,
 ) -> LanguageModel:
-    """The model, filled with the weights `tensors`. Their numbers are read only after all shapes fit."""
+    """The model, or this device's part of it, filled with the weights `tensors`. For a model of ours, their
+    numbers are read only after all shapes fit.
+    """
     family = architecture(config.model_type, config.model_impl)
     # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
     #    device takes no memory.

@@ -66,7 +66,7 @@ class Queues:
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._select_rows = adapter_slots, select_rows
         self.waiting: list[Request] = []  # best rank first
-        self.running: list[Request] = []  # in order of admission
+        self.running: list[Request] = []  # in order of admission, unless the scheduler sorts them
         self._arrivals = 0
 
     def add(self, request: Request) -> None:
