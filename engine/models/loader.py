@@ -101,8 +101,8 @@ def _make_with_noise(
     """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
     if config.raw.get(CODES) is not None:
         raise ValueError(
-            "load_format='dummy': this checkpoint is quantized; take a plain one, whose random weights can be "
-            "quantized"
+            "load_format='dummy': this checkpoint is quantized; take a plain one, whose random weights can "
+            "be quantized"
         )
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     model = _build(folder, config, dtype, device)
