@@ -80,8 +80,9 @@ class KVCacheManager(Protocol):
     draft_progress: dict[str, DraftProgress]  # by id of the admitted sequences; `admit` adds an entry
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence, and return how many of its first tokens are computed already: 0, or with a prefix
-        cache up to all but one. Returns None, and changes nothing, if there is no room now.
+        """Admit a sequence, and return how many of its first tokens are computed already: 0, or in pages up
+        to all but one. Returns None, and changes nothing, if the sequence cannot be admitted now: there is no
+        room, or its parent still computes tokens that both have in common (Part 12).
         """
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:

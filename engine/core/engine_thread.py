@@ -52,7 +52,7 @@ class EngineThread:
         """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
-        # A reader gets an output with its request's first token, the next ones after `stream_interval` new
+        # A reader gets each output up to that with its request's first token, later ones after this many new
         # tokens each (of n samples: n times as many, in all samples together), and the last one at once.
         self.stream_interval = 1  # Part 14 sets it
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

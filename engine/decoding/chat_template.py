@@ -121,7 +121,7 @@ class ChatTemplate:
         source = source if given is None else given
         if not isinstance(source, str):
             return None
-        tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
+        tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
     def render(
@@ -278,7 +278,7 @@ def _default_template(entries: list[Any]) -> Any:
     return template
 
 
-def _text(token: Any) -> str | None:
+def _token_text(token: Any) -> str | None:
     """The text of a special token in tokenizer_config.json, which is a string or a dict with "content".
 
     None for any other value.

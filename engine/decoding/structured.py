@@ -29,6 +29,7 @@ class StructureError(ValueError):
     """A constraint is of the wrong type, too large, or not supported. `field` is its name."""
 
     def __init__(self, field: str, message: str) -> None:
+        """`message` stands directly behind the field's name: "=5: true is accepted", " is too long"."""
         super().__init__(f"structured_outputs.{field}{message}")
         self.field = field
 

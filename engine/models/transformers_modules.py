@@ -67,7 +67,7 @@ class FlatLinear(Module):
 
     @property
     def _linear(self) -> nn.Module:
-        """The layer, or what has taken its place."""
+        """The layer, or the one that has replaced it."""
         return getattr(self, self.name)
 
     def forward(self, x: Tensor) -> Tensor:

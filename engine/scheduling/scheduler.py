@@ -84,7 +84,7 @@ class Queues:
         """Move the first waiting request to the running requests, and return it. At least one must wait.
 
         Requests whose adapters have no slot are passed over (`_first_with_slot`). Returns None if all waiting
-        requests wait for a slot, or if the cache has no room for the request now.
+        requests wait for a slot, or if the cache cannot admit the request now.
         """
         request = self._first_with_slot()
         if request is None:
