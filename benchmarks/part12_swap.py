@@ -45,7 +45,7 @@ def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
         request.num_computed_tokens = cache.admit(request)
         cache.reserve(request, length)
         start = time.perf_counter()
-        runner.submit(queues.take([(request, length)]).batch).result()
+        runner.submit(queues.make_step([(request, length)]).batch).result()
         compute.append(time.perf_counter() - start)
         cache.commit(request, length)
         start = time.perf_counter()

@@ -92,7 +92,7 @@ class Bench:
 
     def run(self, work: list) -> int:
         """A step without a scheduler: everybody's token is taken as it comes. Gives the tokens held."""
-        step = self.scheduler.take(work)
+        step = self.scheduler.make_step(work)
         result = self.runner.submit(step.batch).result()
         for request, tokens in zip(step.requests, result.tokens, strict=True):
             request.token_ids += tokens

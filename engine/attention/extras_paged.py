@@ -43,7 +43,7 @@ class _OneSequence(NamedTuple):
     """A sequence that is attended alone: it has several new tokens, or no other sequence has just one."""
 
     rows: slice  # its Tq queries among the T queries of the step
-    places: Tensor  # [Tk]: where the keys lie that one of its queries sees, or several
+    places: Tensor  # [Tk]: where the keys lie that at least one of its queries sees
     seen: Tensor  # [Tq, Tk]: which of these keys each query sees
 
 
@@ -79,7 +79,7 @@ class GatheredWithExtras:
         # first_key[s] is the position of the first key that a query of sequence s sees.
         first_key = np.array([first_visible(int(position), window) for position in lens - num_new])  # [S]
         is_decode = num_new == 1  # [S]
-        if is_decode.sum() < 2:  # a matrix of one row would only cost time
+        if is_decode.sum() == 1:  # a matrix of one row would only cost time
             is_decode[:] = False
         sequences = []
         for s in np.flatnonzero(~is_decode).tolist():

@@ -66,9 +66,8 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 
 
 def supports_varlen(q: Tensor, k: Tensor) -> bool:
-    """Whether `varlen_attn` of torch 2.11 accepts q[T, Hq, Dh] and k[K, Hkv, Dh].
-
-    It requires numbers of 16 bits, an Ampere GPU or a later one, Hq = Hkv, and a Dh that is a multiple of 8.
+    """Whether `varlen_attn` of torch 2.11 accepts q[T, Hq, Dh] and k[K, Hkv, Dh]: it requires numbers of 16
+    bits, a GPU of Nvidia's generation Ampere or later, Hq = Hkv, and a Dh that is a multiple of 8.
     """
     return (
         q.is_cuda

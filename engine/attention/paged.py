@@ -51,7 +51,7 @@ class Pages:
         return Pages(self.tables[sequences], self.lens[sequences], self.block_size)
 
     def places(self, sequence: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """[N]: where token position[n] of sequence sequence[n] lies, as its block · P + its offset there."""
+        """[N]: where token position[n] of sequence sequence[n] lies: its block · P + its offset there."""
         P = self.block_size
         return self.tables[sequence, position // P] * P + position % P
 
@@ -125,8 +125,8 @@ class Gathered:
     """The `AttentionPlan` that copies the keys and values of each sequence into one row of a matrix, and then
     computes softmax(q·kᵀ / √Dh)·v for all rows at once.
 
-    Masked copies of a sequence's first token pad its row to the longest sequence. Memory that the sequence
-    does not own would be no padding: it may hold NaN, and a mask does not hide NaN.
+    Masked copies of a sequence's first token pad its row to the longest sequence. Memory of no sequence would
+    not do as padding: it may hold NaN, and a mask does not hide NaN.
     """
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:

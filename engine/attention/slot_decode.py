@@ -1,7 +1,7 @@
 """Decode attention over slots: one plan attends for one new token of each of S sequences. Part 7.
 
-Promises the results of one call per sequence. Such calls would be S calls in each layer, and each call has a
-fixed cost. There are two plans with fewer calls:
+Promises the results of one call per sequence, up to rounding. Those would be S calls in each layer, and each
+call has a fixed cost. There are two plans with fewer calls:
 
 - `Ragged`, for a CPU, where reading memory is slow. Each query reads the keys of its own sequence only. The
   scores form one sparse matrix.
@@ -148,7 +148,8 @@ class Ragged:
 def _swallow_beta_warning() -> None:
     """Make the first sparse tensor of this process, and ignore torch's warning about it.
 
-    Torch warns about the first sparse tensor only. A filter in `Ragged` would cost time in every step.
+    Torch warns about the first sparse tensor only. To set a warning filter in each `Ragged` would cost time
+    in every step.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")

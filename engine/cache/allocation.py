@@ -16,7 +16,7 @@ class Allocation:
 
     table: BlockTable = field(default_factory=BlockTable)
     num_reserved: int = 0  # tokens for which the blocks have room, as of the last `reserve`; 0 before it
-    num_committed: int = 0  # the first tokens that are known and computed; only these may be shared
+    num_committed: int = 0  # how many of the first tokens are known and computed; only these may be shared
     chain: list[Prefix] = field(default_factory=list)  # of the committed full blocks, in order
     # What a draft model has computed (Part 16), and how many of the first blocks are noted in the prefix
     # cache as computed by the draft model.

@@ -101,7 +101,7 @@ class BlockManager:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order. With P tokens per block, token i lies at offset i % P in block
+    """The blocks of one sequence, in order. With P tokens per block, token i lies at offset i % P in entry
     i // P of the table. A table grows at its end only.
     """
 

@@ -17,7 +17,9 @@ from engine.requests.batch import Batch, Copy
 
 
 class ExtrasMemory:
-    """A `KVMemory` (manager.py) over the pages of `memory`. Every step of a model must attend through it."""
+    """A `KVMemory` (manager.py) over the pages of `memory`. All steps of a model with extras attend through
+    it, and none through `memory` itself.
+    """
 
     def __init__(
         self,
@@ -29,7 +31,7 @@ class ExtrasMemory:
         self.memory, self._make_plan, self._store = memory, make_plan, store
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order, each once."""
+        """Make a step's copies, in order. A copy that was made before is left out."""
         self.memory.apply(copies)
 
     def attention(self, batch: Batch) -> ExtrasAttend:

@@ -1,6 +1,6 @@
 """Checks what must always hold of a paged cache, for tests. Part 12.
 
-The checks count everything anew and use no count of the cache's own, so they are slow.
+The checks count the references to each block anew, from the tables, so they are slow.
 """
 
 from collections import Counter
@@ -44,8 +44,8 @@ class Invariants:
             self._check_step(step)
 
     def _check_allocation(self, seq_id: str, allocation: Allocation) -> None:
-        """Check that the table has grown since the last check or stayed, that no block is in it twice, and
-        that a block that several sequences share is full of committed tokens in this sequence.
+        """Check that the table has not changed since the last check but at its end, that no block is in it
+        twice, that it has room for the committed tokens, and that they fill each block of it that is shared.
         """
         table, P = allocation.table.blocks.tolist(), self.cache.block_size
         last_table, last_blocks = self._last_tables.get(seq_id, (None, []))

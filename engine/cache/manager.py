@@ -80,8 +80,9 @@ class KVCacheManager(Protocol):
     draft_progress: dict[str, DraftProgress]  # by id of the admitted sequences; `admit` adds an entry
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence, and return how many of its first tokens are computed already: 0, or with a prefix
-        cache up to all but one. Returns None, and changes nothing, if there is no room now.
+        """Admit a sequence, and return how many of its first tokens are computed already: 0, or in pages up
+        to all but one. Returns None, and changes nothing, if the sequence cannot be admitted now: there is no
+        room, or its parent still computes tokens that both have in common (Part 12).
         """
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
@@ -96,7 +97,9 @@ class KVCacheManager(Protocol):
         """
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
-        """Free the memory that an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
+        """Free the memory that an admitted sequence has reserved beyond its first `num_tokens` tokens (Part
+        16), as far as it can be freed apart.
+        """
 
     def preempt(self, seq: CachedSequence) -> None:
         """Free an admitted sequence's memory. The sequence may be admitted again later; its keys and values
@@ -130,7 +133,7 @@ class KVMemory(Protocol):
     """The memory: keys and values of one model, on one device. Knows no sequence beyond a step's record."""
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order, each once."""
+        """Make a step's copies, in order. A copy that was made before is left out."""
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step, which stores the batch's new keys and values and reads all of them."""

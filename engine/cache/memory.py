@@ -1,8 +1,9 @@
 """The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
 Promises the attention of slots (Part 7), whatever blocks a sequence has, and makes each copy of blocks once.
-The kernels are arguments: a varlen kernel, and a kernel by which single tokens read pages. This module knows
-only the record of a step: engine/cache/paged.py decides which blocks a sequence has. Part 12.
+The kernels are arguments: a varlen kernel, plans by which tokens read pages (engine/attention/paged.py), and
+a function that stores keys and values. This module knows only the record of a step: engine/cache/paged.py
+decides which blocks a sequence has. Part 12.
 """
 
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ class PageMemory:
         store: Store = store_by_index,
         num_swap_blocks: int = 0,
     ) -> None:
-        """`decode` reads pages for single tokens, `prefill` for sequences with several new tokens. If
-        `prefill` is None, `kernel` gets keys and values that are gathered from their pages.
+        """`decode` makes plans by which single tokens read pages, and `prefill` those for sequences with
+        several new tokens. If `prefill` is None, `kernel` gets keys and values that are gathered from their
+        pages. `store` writes new keys and values into pages.
         """
         self.num_blocks, self.block_size, self.num_swap_blocks = num_blocks, block_size, num_swap_blocks
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
@@ -69,8 +71,8 @@ class PageMemory:
         return PagedCache(self.num_blocks, self.block_size, self.num_swap_blocks, **options)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order. After a step has failed, the next step has its copies, too; those
-        that were made already are left out.
+        """Make a step's copies, in order. After a step has failed, the next step has its copies again, and
+        those that were made already are left out.
         """
         for copy in copies:
             if copy.number >= self._num_copies:

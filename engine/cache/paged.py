@@ -58,7 +58,7 @@ class PagedCache:
         self._window = window
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """The number of blocks that `num_tokens` tokens need."""
+        """The number of blocks that `num_tokens` tokens need, the last one full or not."""
         return -(-num_tokens // self.block_size)
 
     def admit(self, seq: CachedSequence) -> int | None:
@@ -192,13 +192,13 @@ class PagedCache:
         """Free the blocks before the last `window` tokens of the next query, which has position `num_tokens`
         and sees its own key, too.
         """
-        num_unseen = max(0, num_tokens + 1 - window) // self.block_size  # blocks
-        if num_unseen > allocation.num_given_back:
-            self.blocks.free(allocation.table.blocks[allocation.num_given_back : num_unseen].tolist())
-            allocation.num_given_back = num_unseen
+        num_unseen_blocks = max(0, num_tokens + 1 - window) // self.block_size
+        if num_unseen_blocks > allocation.num_given_back:
+            self.blocks.free(allocation.table.blocks[allocation.num_given_back : num_unseen_blocks].tolist())
+            allocation.num_given_back = num_unseen_blocks
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
-        """As in `KVCacheManager`. Frees the last blocks, as far as they are not needed at all."""
+        """As in `KVCacheManager`. Frees the blocks in which none of the first `num_tokens` tokens lies."""
         allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
         if num_blocks >= len(allocation.table):
             return

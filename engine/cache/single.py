@@ -66,7 +66,7 @@ class CachedForward:
     def __init__(
         self, model: LanguageModel, max_tokens: int | None = None, kernel: VarlenKernel = dense_attention
     ) -> None:
-        """`max_tokens` is the room of the cache; None takes as much as the model's longest sequence needs."""
+        """`max_tokens` is the room of the cache; None takes what the model's longest sequence needs."""
         self.model = model
         parameter = next(model.parameters())
         self.device = parameter.device

@@ -153,7 +153,8 @@ class SlotMemory:
 
     def _clear(self, part: "_BatchPart") -> None:
         """If a sequence begins in a slot, set to zero what the slot's last sequence has written there: it may
-        hold NaN, which a mask does not hide. `Ragged` needs no mask, so nothing is set to zero for it.
+        hold NaN, which a mask does not hide. `Ragged` needs no mask, so nothing is set to zero for it. Also
+        note how far this step writes.
         """
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
@@ -225,11 +226,13 @@ class SlotMemory:
 
 
 class _BatchPart(NamedTuple):
-    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens."""
+    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens. The rows are
+    first_row:end_row.
+    """
 
     slot: int
     first_row: int
-    end_row: int  # the row behind the last one
+    end_row: int
     end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
 
     @property

@@ -9,7 +9,7 @@ import typer
 from engine.cli.options import refusals
 
 if TYPE_CHECKING:
-    from engine.execution.recording import Compared
+    from engine.execution.recording import ComparedStep
 
 
 def replay(
@@ -29,7 +29,7 @@ def replay(
     from engine.wiring.replay import replay as run
 
     num_steps = num_tokens = 0
-    first_difference: Compared | None = None  # the first step whose tokens differ
+    first_difference: ComparedStep | None = None  # the first step whose tokens differ
     with refusals("replay", status=2):
         try:
             args = args_of(file)
@@ -54,7 +54,7 @@ def replay(
     raise typer.Exit(1)
 
 
-def _print_difference(difference: "Compared", num_steps: int) -> None:
+def _print_difference(difference: "ComparedStep", num_steps: int) -> None:
     """Print how a step differs from the recording. `num_steps`: the number of steps in the recording."""
     from engine.client.untrusted import for_stdout
 

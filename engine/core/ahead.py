@@ -3,8 +3,8 @@
 With one step at a time, the GPU is idle while the host reads tokens, checks stops and schedules. Here the
 tokens of a step stay on the device, the next step reads them there, and the host works while the device
 computes. The engine promises the same tokens as with one step at a time. A request that ends by a stop token
-wastes one token: the request is in the next step already when the host reads the stop token. A request that
-ends by its length wastes none.
+or a stop string wastes one token: when the host reads the last token, the request is in the next step
+already. A request that ends by its length wastes none.
 """
 
 from engine.core.llm_engine import LLMEngine
@@ -30,7 +30,7 @@ class AheadEngine(LLMEngine):
         - Only `land` waits for a step's result. If the landing step failed, `land` calls `_recover`, which
           rolls back the step in `_in_flight`. So `_in_flight` must be the next step before `land` is called.
         - If no step was in flight, the launched step lands in the next call, and the outputs are empty.
-        - If no step is in flight and no step can be launched, the result is that of `_stuck`.
+        - If no step is in flight and no step can be launched, the result is that of `_fail_if_stuck`.
         """
         landing = self._in_flight
         # 1. If the next step cannot be scheduled without this step's tokens, only land.
@@ -47,14 +47,15 @@ class AheadEngine(LLMEngine):
         # 3. Land the last step.
         if landing:
             return self.land(landing)
-        return [] if launched else self._stuck()
+        return [] if launched else self._fail_if_stuck()
 
     def _must_land_first(self, step: Step) -> bool:
         """Whether `step`, which is in flight, must land before the next step is scheduled: its launch failed,
-        a running request's penalties must count its tokens on the host, or a capability needs its tokens.
+        a running request's logits are adjusted by its output so far (penalties, for example), which the host
+        must know for that, or a capability needs the tokens of the step.
         """
-        counts_on_host = any(request.sampling.is_adjusted for request in self.scheduler.running)
-        if step.error or counts_on_host:
+        needs_output = any(request.sampling.is_adjusted for request in self.scheduler.running)
+        if step.error or needs_output:
             return True
         return any(capability.must_land_first(step) for capability in self.capabilities)
 

@@ -4,13 +4,13 @@
 `Request`. Each step computes one token of each beam and returns the log probabilities of the tokens that may
 follow. Then `best_continuations` chooses. A beam without a continuation is finished, and its blocks are free.
 A beam with one goes on in its blocks. Each further continuation is a new request whose `parent` is the beam:
-the cache has both share the full blocks, and copies the last block, which both will write. So no key is
-computed twice, and the prompt is stored once.
+the cache has both share the full blocks, and copies the last block, which both will write. So the beams
+compute no key twice, and store the full blocks of the prompt once.
 
 vLLM submits each beam as a new prompt in each step, and its prefix cache finds the full blocks; the tokens
 behind them are computed again. Beam search as requests among others would let beams wait for each other while
 neighbours hold the memory, so it would need a plan for whole groups. It takes an idle engine instead, and its
-memory is checked before anything is computed. Knows no text beyond the tokenizer's.
+memory is checked before anything is computed.
 """
 
 from collections import deque
@@ -20,7 +20,6 @@ from typing import Any
 from engine.cache.paged import PagedCache
 from engine.core.beams import Beam, Search, next_token_logprobs
 from engine.core.llm_engine import LLMEngine
-from engine.core.mailbox import error_text
 from engine.decoding.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -33,7 +32,7 @@ from engine.decoding.beam_search import (
 )
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.requests.request import State
+from engine.requests.request import State, error_text
 from engine.scheduling.continuous import ContinuousScheduler
 
 
@@ -158,8 +157,8 @@ class BeamSearch:
         return None if adapters is None or search.adapter is None else adapters.key(search.adapter)
 
     def _has_room(self, running: Sequence[Search], search: Search, limit: int | None) -> bool:
-        """Whether a search may begin beside the running ones: seats and blocks for all beams at once, so that
-        no beam ever waits for memory.
+        """Whether a search may begin beside the running ones: whether there are at most `limit` searches
+        then, all with one adapter, and all of their beams can run and hold their blocks at the same time.
         """
         if not running:  # `__init__` and `prepare` have checked that one search has room
             return True
@@ -235,14 +234,16 @@ class BeamSearch:
             self.scheduler.add(request)
 
     def _answer(self, search: Search, continuation: Continuation) -> BeamSearchSequence:
-        """The answer that ends with this continuation."""
+        """The answer that ends with this continuation. Its text leaves out the end-of-sequence token, unless
+        the parameters include it, and ids that the tokenizer does not know.
+        """
         beam = search.beams[continuation.beam]
         tokens = [*beam.request.token_ids, continuation.token_id]
         has_stopped = continuation.token_id in self.end_ids
         hides_end = has_stopped and not self.params.include_stop_str_in_output
-        shown = tokens[:-1] if hides_end else tokens
+        shown_ids = tokens[:-1] if hides_end else tokens
         tokenizer = self.engine.tokenizer
-        text = tokenizer.decode(token_id for token_id in shown if token_id in tokenizer)
+        text = tokenizer.decode(token_id for token_id in shown_ids if token_id in tokenizer)
         return BeamSearchSequence(
             orig_prompt=search.orig_prompt,
             tokens=tokens,

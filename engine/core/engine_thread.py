@@ -2,6 +2,9 @@
 
 The event loop never computes a step. The step loop never waits for a reader: outputs are cumulative, so a
 slow reader finds the latest output and misses no token. `EngineThread` is a `Backend` of the server.
+
+What event loops and other threads want of the engine is queued as a command, a function that the engine's
+thread calls between two steps. So the engine itself needs no lock.
 """
 
 import asyncio
@@ -16,12 +19,12 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
-from engine.core.mailbox import EngineError, Mailbox, Post, Reader, error_text
+from engine.core.mailbox import EngineError, Mailbox, Post, Reader
 from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import NoRoomError, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.requests.request import Request
+from engine.requests.request import Request, error_text
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -45,18 +48,18 @@ class EngineThread:
         max_preparing: float = MAX_PREPARING,
     ) -> None:
         """`name` is the model's name in users' requests, and `aliases` are further names of it. At most
-        `max_preparing` pieces of work that requests need before they can be made wait (`preparing`).
+        `max_preparing` constraints wait to be compiled (`preparing`).
         """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
-        # A reader gets an output with its request's first token, and then after each so many tokens: of n
-        # samples, after so many of each in the mean. The last output comes at once (Part 14).
-        self.stream_interval = 1
+        # A reader gets each output up to that with its request's first token, later ones after this many new
+        # tokens each (of n samples: n times as many, in all samples together), and the last one at once.
+        self.stream_interval = 1  # Part 14 sets it
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards `_running`: no command is queued once the thread has ended
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # by request id; only the engine's thread changes it
-        self._between_steps: set[Future] = set()  # futures of functions that the thread has not called yet
+        self._uncalled: set[Future] = set()  # of `between_steps`: those whose function is not called yet
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -79,8 +82,8 @@ class EngineThread:
         """End the step loop, and abort unfinished requests.
 
         If the current step takes longer than STOP_SECONDS, this method leaves the step in its thread, logs
-        the fact, and raises EngineError in all readers. The thread is a daemon, so the process can exit; if
-        the step returns later, the loop ends then.
+        that, and raises EngineError in all readers. The thread is a daemon, so the process can exit; if the
+        step returns later, the loop ends then.
         """
         with suppress(EngineError):  # the loop has ended already
             self._command(self._stop)
@@ -132,21 +135,11 @@ class EngineThread:
         """Check a request, and return an iterator over its outputs. The first `__anext__` queues the request.
 
         `options` are those of `LLMEngine.make_requests`. Raises ParameterError for a field or a prompt that
-        the engine refuses, and NoRoomError if work is to be done before (`LLMEngine.work_before`) and too
-        much waits. The iterator raises EngineError if the request fails.
+        the engine refuses, and NoRoomError if the request has a constraint and too many wait to be compiled.
+        For what the iterator raises, see `Reader`.
         """
-
-        def make() -> list[Request]:
-            return self.engine.make_requests(request_id, prompt, params, **options)
-
         try:
-            loop = asyncio.get_running_loop()
-            for work in self.engine.work_before(params):
-                await self.preparing.call(work)
-            if len(prompt) <= SHORT_PROMPT:
-                samples = make()
-            else:
-                samples = await loop.run_in_executor(self._tokenizing, make)
+            samples = await self._make_requests(request_id, prompt, params, **options)
         except (ParameterError, NoRoomError) as error:
             with suppress(EngineError):
                 self._command(self.engine.listeners.tell, "on_reject", request_id, error)
@@ -155,6 +148,19 @@ class EngineThread:
         begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
         tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
         return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
+
+    async def _make_requests(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, **options
+    ) -> list[Request]:
+        """`LLMEngine.make_requests`, with what takes long done in other threads, so that the event loop goes
+        on: work that is to be done before, and a long prompt.
+        """
+        for work in self.engine.work_before(params):
+            await self.preparing.call(work)
+        make = partial(self.engine.make_requests, request_id, prompt, params, **options)
+        if len(prompt) <= SHORT_PROMPT:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)
 
     async def between_steps(self, function: Callable[[], Result]) -> Result:
         """Have the engine's thread call `function` between two steps.
@@ -166,10 +172,10 @@ class EngineThread:
 
         def call() -> None:
             with self._lock:
-                has_failed = future not in self._between_steps  # `_give_up` has set an exception
-                self._between_steps.discard(future)
-            if has_failed or not future.set_running_or_notify_cancel():
-                return  # the caller has gone on, or was cancelled
+                has_failed = future not in self._uncalled  # `_give_up` has set an exception
+                self._uncalled.discard(future)
+            if has_failed or not future.set_running_or_notify_cancel():  # the latter if it was cancelled
+                return
             try:
                 future.set_result(function())
             except Exception as error:
@@ -180,11 +186,11 @@ class EngineThread:
 
         with self._lock:
             self._command(call)
-            self._between_steps.add(future)
+            self._uncalled.add(future)
         return await asyncio.wrap_future(future, loop=loop)
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request. Its reader gets a last output with finish reason "abort"."""
+        """Stop a request, if it runs or waits. Its reader gets a last output with finish reason "abort"."""
         with suppress(EngineError):  # the loop has ended, and the request with it
             self._command(self._abort, request_id)
 
@@ -204,7 +210,7 @@ class EngineThread:
     def _give_up(self, why: str) -> None:
         """Raise EngineError in every reader and every `between_steps`, without a call to the engine."""
         with self._lock:
-            futures, self._between_steps = self._between_steps, set()
+            futures, self._uncalled = self._uncalled, set()
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineError(why))
@@ -324,7 +330,9 @@ class EngineThread:
         return True
 
     def _send(self, by_mailbox: dict[Mailbox, RequestOutput | Exception]) -> None:
-        """Send each output or exception to its mailbox, with one call for each event loop."""
+        """Send each output or exception to its mailbox, with one call for each event loop. If a loop has
+        closed, nobody reads there any more, so its readers' requests are aborted.
+        """
         by_post: dict[Post, dict[Mailbox, RequestOutput | Exception]] = {}
         for mailbox, output in by_mailbox.items():
             by_post.setdefault(mailbox.post, {})[mailbox] = output
@@ -336,7 +344,7 @@ class EngineThread:
 
     def _abort_readers_of(self, post: Post) -> None:
         """Abort all requests that are read in the event loop of `post`."""
-        request_ids = [name for name, mailbox in self._mailboxes.items() if mailbox.post is post]
+        request_ids = [key for key, mailbox in self._mailboxes.items() if mailbox.post is post]
         for request_id in request_ids:
             self._mailboxes.pop(request_id)
             self.engine.abort_request(request_id)

@@ -5,7 +5,6 @@ reason. An exception inside a step fails only the requests that `recover` names.
 free once the request has ended. The engine knows no HTTP and no threads.
 """
 
-import logging
 import os
 import random
 import time
@@ -14,23 +13,22 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from engine.core.interfaces import Adapters, Capability, Preparation, Recover
-from engine.core.mailbox import error_text
+from engine.core.landing import append_tokens
 from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
 from engine.decoding.outputs import FinishReason, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
-from engine.decoding.sampling import NO_TOKEN, SUPPORTS
+from engine.decoding.sampling import SUPPORTS
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
 from engine.requests.listeners import Listeners, StepRecord
-from engine.requests.request import Request, State
-from engine.requests.step import Step, StepResult
+from engine.requests.request import Request, State, error_text
+from engine.requests.step import Step
 from engine.requests.work import Work
 from engine.scheduling.scheduler import Scheduler, fail_all
 from engine.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
 FINISHED = State.FINISHED  # a global, since each lookup of an Enum's member takes as long as a call
 
 
@@ -63,13 +61,14 @@ class LLMEngine:
         seed: int | None = None,
         preparations: Sequence[Preparation] = (),
     ) -> None:
-        """`supports` names the fields of SamplingParams, and the options of a request, that have an effect
-        here; others are refused. `recover` says which requests fail with a step.
+        """`supports` names the fields of SamplingParams that later parts add, and the options of a request,
+        that have an effect here; others are refused. `recover` says which requests fail with a step.
 
         `max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
-        called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. Raises ValueError if `max_model_len` is 0, or more than the model or the cache has room for.
+        called in the order given, and so are `preparations`. `seed` makes the seeds of requests that have
+        none; by default they are random. Raises ValueError if `max_model_len` is below 1, or more than the
+        model or the cache has room for.
         """
         self.max_model_len = config.max_positions if max_model_len is None else max_model_len
         if not 0 < self.max_model_len <= config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -94,7 +93,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
-        """Build the engine that the options describe. It may be of a class that continues this one."""
+        """Build the engine that the options describe, of this class or of a subclass."""
         return engine_args.build_engine()
 
     @property
@@ -146,9 +145,15 @@ class LLMEngine:
         return samples
 
     def work_before(self, params: SamplingParams) -> list[Work]:
-        """What may take longer than a step, and `make_requests` need not do if it is done before."""
-        works = (preparation.work_before(params) for preparation in self.preparations)
-        return [work for work in works if work is not None]
+        """Work that may take longer than a step. A caller may do it first, in another thread; otherwise
+        `make_requests` does it.
+        """
+        all_work = []
+        for preparation in self.preparations:
+            work = preparation.work_before(params)
+            if work is not None:
+                all_work.append(work)
+        return all_work
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options
@@ -222,12 +227,12 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns an output for each request of the step."""
         step = self.launch()
-        return self.land(step) if step else self._stuck()
+        return self.land(step) if step else self._fail_if_stuck()
 
     def launch(self) -> Step | None:
         """Schedule a step and submit it. Returns None if no request can run.
 
-        If the submission fails, the step's `error` is set, and `land` recovers from it.
+        If a capability or the submission raises, the step's `error` is set, and `land` recovers from it.
         """
         start = time.perf_counter()
         step = self.scheduler.schedule()
@@ -258,9 +263,9 @@ class LLMEngine:
         landed_at = time.perf_counter()
         # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
         live = [(s, request) for s, request in enumerate(step.requests) if request.state is not FINISHED]
-        ended = [request for s, request in live if _confirm(request, s, result, landed_at)]
-        # 3. The scheduler learns what was appended. Those who ended leave after that, since `update` passes
-        #    over who has finished. Their memory is free before the next step.
+        ended = [request for s, request in live if append_tokens(request, s, result, landed_at)]
+        # 3. The scheduler learns what was appended. Only then are the ended requests finished, since `update`
+        #    leaves out finished requests. Their memory is free before the next step.
         self.scheduler.update(step, result.drafts)
         for request in ended:
             self._end(request)
@@ -279,11 +284,11 @@ class LLMEngine:
             self._end(request, "error")
         return self._report(step, landed_at, [*live, *failed], failed, error=error_text(error))
 
-    def _stuck(self) -> list[RequestOutput]:
-        """Deal with a step in which no request could run. Returns the outputs of requests that fail.
+    def _fail_if_stuck(self) -> list[RequestOutput]:
+        """Count a step in which no request could run. Returns the output of the request that fails, if any.
 
-        The first such step in a row fails no request. After the second, waiting longer would change nothing,
-        so the first request in line fails.
+        The first such step in a row fails no request. From the second on, waiting longer would change
+        nothing, so each fails one request: the first that runs or, if none runs, the first that waits.
         """
         queue = [*self.scheduler.running, *self.scheduler.waiting]
         self._num_empty_steps += 1
@@ -346,37 +351,3 @@ class LLMEngine:
                 del submissions[request_id]
             outputs.append(output)
         return outputs
-
-
-def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
-    """Append the tokens that the step chose for its sequence `s`, read at time `now`. Returns whether the
-    request has ended: by its last token, or by an error, which ends no other request.
-    """
-    try:
-        # A preempted request computes the log probabilities of its prompt again later.
-        if result.prompt_logprobs and request.state is State.RUNNING:
-            request.prompt_logprobs += result.prompt_logprobs[s]
-        scores = result.logprobs[s] if result.logprobs else None  # None or empty if the request asks for none
-        for i, token_id in enumerate(result.tokens[s]):
-            if token_id == NO_TOKEN:
-                if request.constraint is not None:
-                    raise ParameterError("structured_outputs", request.constraint.why_no_token)
-                other_cause = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
-                raise ArithmeticError(f"the model's logits are not finite numbers{other_cause}")
-            if scores:
-                logprobs = scores[i]
-                request.logprobs.append(logprobs)
-                request.text_offsets.append(len(request.output.text))
-                request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
-            if request.confirm(token_id, now):
-                return True
-    except ParameterError as error:
-        request.error, request.error_field = str(error), error.field
-        request.output.finish_reason = "error"
-        return True
-    except Exception as error:
-        logger.exception("request %s failed", request.id)
-        request.error = error_text(error)
-        request.output.finish_reason = "error"
-        return True
-    return False

@@ -1,9 +1,9 @@
 """Brings outputs from the engine's thread to the event loops in which they are read. Part 6.
 
 The module promises that the engine's thread never waits for a reader, that an unread output is replaced only
-by a later output of the same request, which contains it, and that a step wakes each event loop once, however
-many requests are read there. The module does not know the engine: a `Reader` is given the functions that
-begin and abort its request.
+by a later output of the same request, which contains it, or by an error, and that a step wakes each event
+loop at most once, however many requests are read there. The module does not know the engine: a `Reader` is
+given the functions that begin and abort its request.
 """
 
 import asyncio
@@ -16,11 +16,6 @@ from engine.decoding.params import ParameterError
 
 class EngineError(RuntimeError):
     """The engine failed a request that was valid. The message says why."""
-
-
-def error_text(error: BaseException) -> str:
-    """The error as users see it: "type: message"."""
-    return f"{type(error).__name__}: {error}"
 
 
 class Post:

@@ -1,8 +1,7 @@
-"""Long work of event loops, done in a thread one after the other. Part 6.
+"""Does long work in one thread, a piece at a time, for the event loops that wait for it. Part 6.
 
-The module promises that one piece of work is done at a time; that a bounded number waits; that work which
-several ask for at once is done once, for all of them; and that work whose callers have all left before its
-turn is not done. Several event loops may share the thread.
+The module promises that a bounded number of pieces waits; that work which several callers ask for at once is
+done once, for all of them; and that work whose callers have all left before its turn is not done.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from engine.requests.work import Work
 
 @dataclass
 class _Call:
-    """Work that is under way or waits, and how many callers wait for it."""
+    """A piece of work that is under way or waits, and how many callers wait for its result."""
 
     future: Future
     num_callers: int = 0
@@ -29,8 +28,8 @@ class OneAtATime:
     """A thread that does work in the order in which it comes."""
 
     def __init__(self, noun: str, max_waiting: float) -> None:
-        """At most `max_waiting` pieces of work wait; it may be infinite. `noun` says what they are, for an
-        error message: "constraints".
+        """At most `max_waiting` pieces of work wait, beside the one that is under way; math.inf for any
+        number. `noun` names the pieces in an error message and in the thread's name: "constraints".
         """
         self.noun, self.max_waiting = noun, max_waiting
         self._calls: dict[Hashable, _Call] = {}
@@ -39,11 +38,13 @@ class OneAtATime:
 
     @property
     def num_calls(self) -> int:
-        """How much work is under way or waits."""
+        """The number of pieces of work that are under way or wait."""
         return len(self._calls)
 
     async def call(self, work: Work) -> Any:
-        """What the work's function returns or raises. Raises NoRoomError if `max_waiting` others wait."""
+        """Have the work done, or join callers of work with the same name, and wait for it. Returns and raises
+        what its function returns and raises. Raises NoRoomError if `max_waiting` other pieces wait.
+        """
         with self._lock:
             call = self._calls.get(work.name)
             if call is None:

@@ -12,7 +12,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class BadWords:
-    """The words of one request, each at the beginning of a text and behind a space."""
+    """The words of one request, each in two spellings: at the beginning of a text, and behind a space."""
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> None:
         """Raises ParameterError (field `bad_words`) if the tokenizer refuses a word, or if the model does not
@@ -41,7 +41,7 @@ class BadWords:
         """The tokens that would complete a word if they came next, behind the output and `drafts`, which are
         taken to follow the output (Part 16).
         """
-        last_ids = (*output_ids[-self._longest :], *drafts)  # enough to find any word
+        last_ids = (*output_ids[-self._longest :], *drafts)  # long enough for the beginning of any word
         completing = list(self._single_tokens)
         if last_ids:
             for word in self._by_previous.get(last_ids[-1], ()):

@@ -156,16 +156,16 @@ class BestAnswers(Generic[Answer]):
     kept: list[tuple[float, Answer]] = field(default_factory=list)  # (penalized score, answer), best first
 
     def add(self, answers: Iterable[tuple[float, int, Answer]]) -> None:
-        """Keep those (score, length, answer) that are among the best. A new answer does not displace a kept
-        one of the same score.
+        """Keep those of the new answers, (score, length, answer) each, that are among the best. A new answer
+        does not displace a kept one of the same penalized score.
         """
         new = [(penalized(score, length, self.length_penalty), answer) for score, length, answer in answers]
         ranked = sorted([*self.kept, *new], key=lambda entry: entry[0], reverse=True)
         self.kept = ranked[: self.width]
 
     def may_improve(self, best_running: float, num_tokens: int) -> bool:
-        """Whether a running beam may still displace an answer. `best_running` is the best beam's score after
-        `num_tokens` tokens.
+        """Whether a running beam may still become one of the best answers. `best_running` is the best beam's
+        score after `num_tokens` tokens; if it is -inf, no beam can.
 
         This is Hugging Face's `early_stopping=False`: the beam counts as if it ended with its present score
         and length. It is exact for a `length_penalty` up to 0, and an estimate above, where a longer answer

@@ -121,7 +121,7 @@ class ChatTemplate:
         source = source if given is None else given
         if not isinstance(source, str):
             return None
-        tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
+        tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
     def render(
@@ -143,7 +143,7 @@ class ChatTemplate:
         messages, fails, leaves out the message to continue, or exceeds the sandbox's limits.
         """
         messages = list(messages)
-        mark = uuid4().hex  # to find the end of the last message in the text: no content has it
+        mark = uuid4().hex  # random, so that no content has it; it marks where the last message ends
         if continue_final_message:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}
         values = {"documents": None, **self.special_tokens, **(variables or {}), "tools": tools or None}
@@ -278,7 +278,7 @@ def _default_template(entries: list[Any]) -> Any:
     return template
 
 
-def _text(token: Any) -> str | None:
+def _token_text(token: Any) -> str | None:
     """The text of a special token in tokenizer_config.json, which is a string or a dict with "content".
 
     None for any other value.

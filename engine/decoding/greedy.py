@@ -34,10 +34,10 @@ class DecodeStep:
     """One iteration of the loop."""
 
     token_id: int
-    text: str  # the text that is safe to show since the step before: "" or some characters
+    text: str  # the text that has become safe to show with this token; may be ""
     logits: Tensor  # [V]: the logits from which the token was chosen
     time: float  # seconds, of time.perf_counter()
-    output: GrowingOutput  # the whole output so far
+    output: GrowingOutput  # the whole output; the same object in all steps, which goes on to grow
 
     @property
     def finish_reason(self) -> FinishReason | None:

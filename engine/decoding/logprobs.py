@@ -48,7 +48,7 @@ def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: 
     """The `score` of token_ids[R], computed for a chunk of rows at a time to limit the memory.
 
     `logits_of` takes a slice of the R rows and returns their logits [r, V]. A chunk has at most CHUNK_LOGITS
-    logits, or one row.
+    logits, or one row if a row has more.
     """
     size = max(1, CHUNK_LOGITS // V)
     chunks = [slice(start, start + size) for start in range(0, len(token_ids), size)]
@@ -87,8 +87,9 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 class TokenScores(Mapping[int, Logprob]):
     """A read-only map from token id to Logprob, for one position of a sequence.
 
-    The first entry is the token at this position. The n likeliest tokens follow, without this token. A
-    `Logprob` is made when it is read, because a step collects thousands of entries and few of them are read.
+    The first entry is the token at this position. The n likeliest tokens follow, without this token if it is
+    among them. A `Logprob` is made when it is read, because a step collects thousands of entries and few of
+    them are read.
     """
 
     __slots__ = ("_ids", "_logprobs", "_rank", "_text")

@@ -20,9 +20,8 @@ CACHE_NUMBERS = 2**15  # how many numbers of noise are computed at a time, so th
 def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, device: torch.device) -> Tensor:
     """[R, V] in fp32, all above 0: exponential random numbers of mean 1, for seeds[R] and positions[R].
 
-    Each number is a function of its row's seed and position and of its token id. There is no generator with a
-    state, and all devices give the same numbers up to rounding. If u is uniform between 0 and 1, -log(u) is
-    exponential. Here u is a hash of the row's key and the token id.
+    Each number is a function of its row's seed and position and of its token id. If u is uniform between 0
+    and 1, -log(u) is exponential. Here u is a hash of the row's key and the token id.
     """
     # 1. Each row's key, as two halves of 32 bits.
     keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
@@ -69,7 +68,7 @@ def _hash32(x: Any, first: Any, second: Any) -> Any:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A random number in [0, 1), a function of `seed` and `position`. `exponential_noise` has others."""
+    """A random number in [0, 1), a function of `seed` and `position`, for an accept or reject (Part 16)."""
     return (_key(seed, position) >> 11) / (1 << 53)
 
 

@@ -1,6 +1,6 @@
 """The records that a user receives: vLLM's RequestOutput and CompletionOutput, with the fields of all parts.
 
-A field is None until the part that fills it. Part 2.
+A field that a later part fills is None before. Part 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Logprobs = list[TokenLogprobs | None]  # None for the first token of a prompt: n
 
 
 Item = TypeVar("Item")
-_ABRIDGED = Repr()  # writes only the ends of a long text, and only the first items of a long list
+_ABRIDGED = Repr()  # writes only the two ends of a long text, and only the first items of a long list
 _ABRIDGED.maxstring, _ABRIDGED.maxlist, _ABRIDGED.maxother = 100, 8, 1000
 
 
@@ -64,8 +64,8 @@ class Snapshot(Sequence[Item]):
 
 
 def short_repr(record: Any, *left_out: str) -> str:
-    """A dataclass as text, without the fields `left_out`. Long texts and lists are abridged, so the result
-    has about the same length for a long output as for a short one.
+    """A dataclass as text, without the fields whose names are in `left_out`. Long texts and lists are
+    abridged, so a long output has a text about as long as a short one's.
     """
     shown: list[str] = []
     for item in fields(record):

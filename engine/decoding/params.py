@@ -34,7 +34,9 @@ FLAGS = (
 
 
 class RequestOutputKind(Enum):
-    """What each output of a request contains: all so far, what is new, or one output at the end."""
+    """vLLM's kinds of outputs: each has all so far, each has what is new, or there is one at the end. Only
+    CUMULATIVE is accepted here.
+    """
 
     CUMULATIVE = 0
     DELTA = 1
@@ -50,11 +52,11 @@ class ParameterError(ValueError):
 
 
 class NotFoundError(ParameterError):
-    """The field names an object that does not exist, or no longer exists: an adapter (Part 18)."""
+    """The field's value names an object that does not exist, or no longer exists: an adapter (Part 18)."""
 
 
 class NoRoomError(Exception):
-    """There is no room for a request now; later, the same request may be accepted."""
+    """There is no room for a request now. The same request may be accepted later."""
 
 
 def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
@@ -227,6 +229,7 @@ class SamplingParams:
         self._check("prompt_logprobs", int, 0, MAX_LOGPROBS, optional=True)
 
     def _check_structured_outputs(self) -> None:
+        """Check the type of `structured_outputs`, which has checked its own fields."""
         constraint = self.structured_outputs
         if constraint is not None and not isinstance(constraint, StructuredOutputsParams):
             message = f"structured_outputs={constraint!r}: a StructuredOutputsParams is accepted"

@@ -1,7 +1,7 @@
 """The logits that a request's bias and penalties change, kept up to date while the output grows. Part 5.
 
-Promises that the update for a new token takes the same time however long the output is: only the entry of
-this token changes.
+Promises that the update for a new token takes the same time however long the output is, but when the arrays
+are full and grow: only the entry of this token changes.
 """
 
 from collections import Counter

@@ -38,30 +38,53 @@ def prompt_token_ids(
             f"truncate_prompt_tokens={truncate}: at most {longest} are accepted, or -1",
         )
     num_kept = longest if truncate == -1 else truncate  # None: all
-    if not isinstance(prompt, str):
-        kept = prompt if num_kept is None else prompt[-num_kept:]
-        _check_length(len(kept), config)
-        _check_ids(kept, config.vocab_size)
-        return list(kept)
-    min_length = tokenizer.fewest_tokens(prompt.replace(guard, ""))
-    if min_length >= config.max_positions and num_kept is None:
-        _refuse_length(f"at least {min_length}", config)
+    if isinstance(prompt, str):
+        if num_kept is None:
+            _refuse_too_long(prompt.replace(guard, ""), tokenizer, config)
+        token_ids = _last(_encode(prompt, tokenizer, add_special_tokens, guard), num_kept)
+        _check_length(len(token_ids), config)
+        _check_known(token_ids, tokenizer, config.vocab_size)
+    else:
+        token_ids = _last(prompt, num_kept)
+        _check_length(len(token_ids), config)
+        _check_ids(token_ids, config.vocab_size)
+    return list(token_ids)
+
+
+def _last(token_ids: Sequence[int], count: int | None) -> Sequence[int]:
+    """The last `count` ids, or all if it is None."""
+    return token_ids if count is None else token_ids[-count:]
+
+
+def _encode(text: str, tokenizer: Tokenizer, add_special_tokens: bool, guard: str) -> list[int]:
+    """`tokenizer.encode`, but a text that the tokenizer refuses raises ParameterError."""
     try:
-        token_ids = tokenizer.encode(prompt, add_special_tokens, guard)
+        return tokenizer.encode(text, add_special_tokens, guard)
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
-    if num_kept is not None:
-        token_ids = token_ids[-num_kept:]
-    _check_length(len(token_ids), config)
+
+
+def _refuse_too_long(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Raises ParameterError if any tokenization of the text is too long. Encodes nothing, which could take
+    long.
+    """
+    min_length = tokenizer.fewest_tokens(text)
+    if min_length >= config.max_positions:
+        _refuse_length(f"at least {min_length}", config)
+
+
+def _check_known(token_ids: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises ParameterError, which quotes the text, if the tokenizer has given an id that the model does not
+    have.
+    """
     largest = max(token_ids)
-    if largest >= config.vocab_size:
+    if largest >= vocab_size:
         text = tokenizer.decode([largest])
         raise ParameterError(
             "prompt",
             f"prompt has {text!r:.80}, which this model does not know: its token id is {largest}; "
-            f"accepted are 0 to {config.vocab_size - 1}",
+            f"accepted are 0 to {vocab_size - 1}",
         )
-    return token_ids
 
 
 def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -1,7 +1,7 @@
 """Refuses parameters that would have no effect with the present engine, or no meaning for its model. Part 2.
 
-Promises that no field is silently ignored: a field that the present engine does not implement is refused, and
-the error names the field and the part that adds it.
+Promises that no field is silently ignored: a value whose effect the present engine does not implement is
+refused, and the error names the field and the part that adds it.
 """
 
 import dataclasses

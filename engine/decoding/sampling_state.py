@@ -1,4 +1,5 @@
-"""What the choice of a token needs to know of its request: its state, and a record of that. Part 5.
+"""What the choice of a token needs to know of its request: a state that grows with the output, and a frozen
+record of it. Part 5.
 
 A `SamplingState` follows the output of one request. A `Draw` is the frozen record of such a state, for the
 record of a step (Part 6): it can be sent to another process. sampling.py chooses tokens by either (`Row`).
@@ -90,7 +91,7 @@ class SamplingState:
     temperature: float = field(init=False)  # 0 is greedy
     is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
     _changes: LogitChanges = field(init=False)
-    lasting_draw: Draw = field(init=False)  # what never changes of `draw`: all of it, unless `is_adjusted`
+    lasting_draw: Draw = field(init=False)  # the fields of `draw()` that never change: all if not is_adjusted
 
     def __post_init__(self) -> None:
         params = self.params
@@ -166,5 +167,5 @@ def allowed_mask(token_ids: Sequence[int] | None) -> np.ndarray | None:
 
 
 def allowed_by(mask: np.ndarray, V: int) -> np.ndarray:
-    """[V] in bool: which tokens the mask of a `Draw` lets be chosen."""
+    """bool[V]: which tokens the mask of a `Draw` lets be chosen."""
     return np.unpackbits(mask.view(np.uint8), count=V, bitorder="little").view(np.bool_)

@@ -16,8 +16,8 @@ from engine.text.tokenizer import Tokenizer
 class GrowingOutput:
     """One output while it is generated.
 
-    `text` is all text decoded so far. `visible` leaves out an end of `text` that may be the beginning of a
-    stop string. Once `finish_reason` is set, `text` and `visible` are equal and final.
+    `text` is all text decoded so far, up to a stop string. `visible` leaves out an end of `text` that may be
+    the beginning of a stop string. Once `finish_reason` is set, `text` and `visible` are equal and final.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class GrowingOutput:
         self.stop_reason: int | str | None = None
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         room = max_positions - prompt_length
-        # The most tokens that the output may have:
+        # `limit` is the most tokens that the output may have.
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        # Returns the characters that a token completes; none without `detokenize`.
+        # Takes in a token, and returns the characters that it completes; none without `detokenize`.
         self._push: Callable[[int], str] = self._detokenizer.push if params.detokenize else _no_text
         # The end-of-sequence token whose `stop_reason` is None; the model may have others beside it.
         self._main_eos = tokenizer.eos_token_id
@@ -136,4 +136,5 @@ class GrowingOutput:
 
 
 def _no_text(token_id: int) -> str:
+    """Takes the place of `Detokenizer.push` if no text is wanted."""
     return ""

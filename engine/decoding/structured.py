@@ -29,13 +29,15 @@ class StructureError(ValueError):
     """A constraint is of the wrong type, too large, or not supported. `field` is its name."""
 
     def __init__(self, field: str, message: str) -> None:
+        """`message` stands directly behind the field's name: "=5: true is accepted", " is too long"."""
         super().__init__(f"structured_outputs.{field}{message}")
         self.field = field
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """What the text of an output must fit. Exactly one of the first five fields is given.
+    """What the text of an output must fit. Exactly one of `json`, `regex`, `choice`, `grammar` and
+    `json_object` is given.
 
     Raises StructureError, a ValueError that names the field.
     """
@@ -56,11 +58,11 @@ class StructuredOutputsParams:
     prefix: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_number_of_constraints()
+        self._check_constraint_count()
         self._check_types()
         self._check_json_options()
 
-    def _check_number_of_constraints(self) -> None:
+    def _check_constraint_count(self) -> None:
         """Raises StructureError unless exactly one constraint is given, and it is one that is supported."""
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) != 1:
@@ -122,7 +124,9 @@ class StructuredOutputsParams:
         return text
 
     def behind(self, prefix: str) -> "StructuredOutputsParams":
-        """The same constraint, for an output that continues a text. Raises StructureError, field `prefix`."""
+        """The same constraint, for an output that continues `prefix`; "" for an output that begins anew.
+        Raises StructureError, field `prefix`, if it is too long or has a lone surrogate.
+        """
         return dataclasses.replace(self, prefix=prefix or None)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """How many characters an operation of a chat template may make, at most, before it is computed. Part 14.
 
-Estimates for template_sandbox.py, which charges them to a render's budget. An estimate may be too high, never
-so low that an operation within the budget needs much more memory than it says.
+Estimates for template_sandbox.py, which charges them to a render's budget. An estimate may be too high. It
+must not be so low that an operation within the budget needs much more memory than MAX_CHARACTERS.
 """
 
 import re
@@ -37,7 +37,8 @@ def filter_characters(name: str, value: Any, arguments: Sequence[Any]) -> int:
         size = written_length(value)
         return size + num_items * written_length(arguments) + size * _largest_int(arguments)
     size = _length(value)
-    insertions = 1  # how often the result may have an argument, or as many spaces as an argument says
+    # How often the result may repeat an argument, or as many spaces as an argument says.
+    insertions = 1
     if name == "indent" and size:
         insertions += value.count("\n")
     elif name in ("wordwrap", "urlize"):

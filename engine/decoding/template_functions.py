@@ -30,7 +30,7 @@ def raise_exception(message: object) -> NoReturn:
 
 
 def strftime_now(format: str) -> str:
-    """The current local time, formatted."""
+    """The current local time, written as `format` says (`datetime.strftime`)."""
     return datetime.now().strftime(format)
 
 

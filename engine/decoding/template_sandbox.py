@@ -1,11 +1,12 @@
 """Jinja's sandbox, with limits on the characters and the time that a template takes. Part 14.
 
 A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
-files. This sandbox also limits what a render computes. Each item of a loop, call, filter, operator and
-printed value is charged to a `Budget` before it is computed, with the most characters that its result may
-have (template_costs.py). A render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So
-no thread has to be killed, and memory stays within a few times MAX_CHARACTERS. One operation is not charged:
-a comparison of lists, which deeply nested lists can make slow.
+files. This sandbox also limits what a render computes. Each item of a loop, each call, filter and printed
+value, and each of the operators `+`, `*`, `**`, `%` and `~` is charged to a `Budget`: what can make a long
+text before it is computed, with the most characters that it may make (template_costs.py). A render that
+exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed, and memory
+stays within a few times MAX_CHARACTERS. Other operators, slices and tests are not charged, since their
+results are no longer than their operands. One of them can still be slow: a comparison of deeply nested lists.
 """
 
 import functools
@@ -51,8 +52,8 @@ class Budget:
         self.characters, self.deadline = MAX_CHARACTERS, time.monotonic() + MAX_SECONDS
 
     def charge(self, characters: int) -> None:
-        """Subtract `characters` and STEP_CHARACTERS. Raises BudgetExceeded if fewer are left, or if the time
-        is over.
+        """Charge for a step that makes up to `characters` characters: subtract these, and STEP_CHARACTERS.
+        Raises BudgetExceeded if fewer are left, or if the time is over.
         """
         self.characters -= STEP_CHARACTERS + characters
         if self.characters < 0:
@@ -122,7 +123,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _ChargeLoopsAndConcats(self).visit(super()._parse(source, name, filename))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, after its result is charged."""
+        """Compute `left operator right`, of `intercepted_binops`, after its result is charged."""
         budget = _budget.get()
         if isinstance(left, int) and isinstance(right, int):
             _refuse_large_int(operator, left, right)

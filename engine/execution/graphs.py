@@ -8,8 +8,8 @@ addresses never change, and each size of a ladder has its own graph: a step of 5
 for 8, with three rows of padding.
 
 The results are those of the model's forward pass up to rounding, and greedy rows choose as `sample` does.
-Graphs compute steps of few rows only; other steps go another way. Without a GPU, or with `capture=False`, the
-same kernels run without a graph.
+Graphs compute steps of few rows only; other steps go another way. With `capture=False`, the same kernels run
+without a graph.
 Document: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
@@ -33,10 +33,10 @@ from engine.machine.device import on_device
 from engine.models.language_model import LanguageModel
 from engine.requests.batch import Batch
 
-# The forward pass of S rows: logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W],
-# lens[S]).
+# In this module, a step is a forward pass of S rows, which a graph can record: logits[S, at least V] =
+# step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S]).
 RowsStep = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-StepOf = Callable[[int], RowsStep]  # a number of rows -> the step that computes this many
+StepOf = Callable[[int], RowsStep]  # a number of rows -> the step that computes so many
 
 
 class GraphInputs(NamedTuple):
@@ -119,7 +119,7 @@ class DecodeGraphs:
     ) -> None:
         """`vocab_size` is 0 if the step gives no logits: `likeliest` is not set then (Extension A). `width`
         is the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
-        `in_flight` is the number of calls that may be submitted before the device begins the first.
+        `in_flight` is how many calls may be submitted before the device has copied the first one's numbers.
         """
         device = last.chosen.device
         self.likeliest = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows]: the last call's

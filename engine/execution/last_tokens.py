@@ -22,12 +22,15 @@ class LastTokens:
         self._row: dict[str, int] = {}  # by sequence id: the row of `chosen` with its token
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """Keep the chosen token_ids[R] of this step, one a sequence at most, in place of the last step's."""
+        """Keep the chosen token_ids[R] of this step, in place of the last step's. Keeps none if the step has
+        drafts.
+        """
         if batch.has_drafts:
             self._row = {}
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
-        seq_ids = (seq_id for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True) if count)  # [R]
+        # Without drafts, each sequence has one chosen token, or none inside its prompt.
+        seq_ids = [seq_id for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True) if count]  # [R]
         self._row = {seq_id: row for row, seq_id in enumerate(seq_ids)}
 
     def sources(self, batch: Batch) -> list[int]:
@@ -49,6 +52,6 @@ class LastTokens:
         if sources:
             placeholders, rows = on_device(device, *zip(*sources, strict=True))
             # NO_TOKEN, below 0, stands where no token could be chosen. The request fails once the host reads
-            # that; a step that runs before gets token 0, which the model can embed.
+            # it. A step that runs before that gets token 0 in its place, which the model can embed.
             inputs.token_ids[placeholders] = self.chosen[rows].clamp(min=0)
         return inputs

@@ -1,4 +1,4 @@
-"""The steps of models whose weights may be quantized. Part 17.
+"""The decode steps of models whose weights may be quantized, for CUDA graphs (Part 13). Part 17.
 
 A single row of a quantized GPT-2 is computed by a chain of few kernels; other steps are those of Part 13.
 Needs the package triton.

@@ -1,21 +1,23 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
 Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, its
-record and its runner's name are written; when its result is read, its tokens or its error are. `run_again`
-runs the same steps in the same order. This module knows no request. The file contains the prompts, as token
-ids, so it is as confidential as they are.
+record and its runner's name are written; when its result is read, its tokens or its error are. When an
+adapter is written into a slot, its folder is. `run_again` runs the same steps in the same order. This module
+knows no request. The file contains the prompts, as token ids, so it is as confidential as they are.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from engine.decoding.sampling_state import Draw
 from engine.execution.runner import Executor
 from engine.requests.batch import NO_ADAPTER, PLACEHOLDER, UNSCORED, Batch
+from engine.requests.request import error_text
 from engine.requests.step import Pending, StepResult
 from engine.requests.wire import from_json, to_bytes
 
@@ -28,9 +30,9 @@ class Recording:
     def __init__(self, path: str | Path) -> None:
         """Open `path`, and overwrite an existing file. Raises OSError if that fails."""
         self._file: TextIO = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self._steps = 0
+        self._num_steps = 0  # written so far
 
-    def about(self, values: Mapping[str, Any]) -> None:
+    def write_about(self, values: Mapping[str, Any]) -> None:
         """Write the first line: how the engine was made. A value that JSON cannot hold is written as text."""
         self.write({"about": dict(values)})
 
@@ -38,15 +40,20 @@ class Recording:
         """Write a line."""
         self._file.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
-    def adapter(self, slot: int, folder: str) -> None:
+    def write_adapter(self, slot: int, folder: str) -> None:
         """Write that `slot` holds the adapter of `folder` in the steps that follow."""
         self.write({"adapter": slot, "folder": folder})
 
-    def submitted(self, runner: str, batch: Batch) -> int:
+    def write_step(self, runner: str, batch: Batch) -> int:
         """Write a step's record and its runner's name. Returns the step's number in the file, from 1."""
-        self._steps += 1
-        self._file.write(f'{{"step":{self._steps},"runner":"{runner}","batch":{to_bytes(batch).decode()}}}\n')
-        return self._steps
+        self._num_steps += 1
+        record = to_bytes(batch).decode()  # JSON already
+        self._file.write(f'{{"step":{self._num_steps},"runner":"{runner}","batch":{record}}}\n')
+        return self._num_steps
+
+    def write_error(self, step: int, error: Exception) -> None:
+        """Write the error of a step, in place of its result."""
+        self.write({"result": step, "error": error_text(error)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +62,14 @@ class RecordedStep:
 
     pending: Pending
     recording: Recording
-    step: int
+    step: int  # its number in the file
 
     def result(self) -> StepResult:
         """Wait for the step, and write its tokens or its error."""
         try:
             result = self.pending.result()
         except Exception as error:
-            self.recording.write({"result": self.step, "error": f"{type(error).__name__}: {error}"})
+            self.recording.write_error(self.step, error)
             raise
         self.recording.write({"result": self.step, "tokens": result.tokens})
         return result
@@ -77,11 +84,11 @@ class RecordedExecutor:
 
     def submit(self, batch: Batch) -> Pending:
         """Write the record, then submit the step. An error of the submission is written, too."""
-        step = self.recording.submitted(self.runner, batch)
+        step = self.recording.write_step(self.runner, batch)
         try:
             pending = self.executor.submit(batch)
         except Exception as error:
-            self.recording.write({"result": step, "error": f"{type(error).__name__}: {error}"})
+            self.recording.write_error(step, error)
             raise
         return RecordedStep(pending, self.recording, step)
 
@@ -112,29 +119,38 @@ class Bounds:
         """Raise ValueError if a number of the record is out of bounds. The message names the field, or
         what is counted.
         """
-        rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
-        context_lens = np.array(batch.context_lens)  # [S]
-        # 1. Check that indices and counts are in range.
-        _within("sequences", [S], self.num_seqs + 1)
-        _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
-        _within("context_lens", context_lens, self.positions + 1)
+        rows, V = batch.rows, self.vocab_size
+        _within("sequences", [len(batch.ids)], self.num_seqs + 1)
+        if self.num_tokens is not None:
+            _within("tokens", [batch.num_tokens], self.num_tokens + 1)
+        _within("context_lens", batch.context_lens, self.positions + 1)
         _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
         _within("rows.prompt_ids", rows.prompt_ids, V)
         _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
         for row in batch.draws.rows:
-            _within("draws.stop_ids", row.stop_ids, V)
-            _within("draws.bad_ids", row.bad_ids, V)
-            if row.mask is not None:
-                _within("draws.mask", [len(row.mask)], -(-V // 32) + 1)
-            if row.tokens is not None:
-                _within("draws.tokens", row.tokens, V)
+            self._check_draw(row)
         _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
-        _within("tables", tables, self.num_blocks)
+        _within("tables", batch.tables, self.num_blocks)
         for copy in batch.copies:
             _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
             _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
-        # 2. Check that tables have as many blocks as the tokens need, and that slots lie in these blocks.
-        P, longest = self.block_size, context_lens.max()
+        self._check_places(batch)
+
+    def _check_draw(self, row: Draw) -> None:
+        """Raise ValueError if a token, or the length of the mask, is out of bounds."""
+        V = self.vocab_size
+        _within("draws.stop_ids", row.stop_ids, V)
+        _within("draws.bad_ids", row.bad_ids, V)
+        if row.mask is not None:
+            _within("draws.mask", [len(row.mask)], -(-V // 32) + 1)  # a bit for each token, rounded up
+        if row.tokens is not None:
+            _within("draws.tokens", row.tokens, V)
+
+    def _check_places(self, batch: Batch) -> None:
+        """Raise ValueError if the tables have more or fewer blocks than the tokens need, or if the slot of a
+        new token is not in its block.
+        """
+        tables, P, longest, S = batch.tables, self.block_size, max(batch.context_lens), len(batch.ids)
         if tables.shape[1] != -(-longest // P):
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
         sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]
@@ -152,10 +168,10 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedStep:
     """A recorded step: its result in the recording, and its result when it was run again."""
 
-    step: int
+    step: int  # its number in the file
     runner: str
     batch: Batch
     tokens: list[list[int]] | None  # [S], as recorded; None if the step failed then, with `error`
@@ -169,19 +185,27 @@ class Compared:
         return self.tokens is None or self.tokens == self.tokens_now
 
 
+class _SubmittedStep(NamedTuple):
+    """A step that was submitted again, and whose recorded result has not been read yet."""
+
+    runner: str
+    batch: Batch
+    pending: Pending | Exception  # the error if the submission failed
+
+
 def run_again(
     file: TextIO,
     runners: Mapping[str, tuple[Executor, Bounds]],
     write_adapter: Callable[[int, str], None],
-) -> Iterator[Compared]:
+) -> Iterator[ComparedStep]:
     """Run the steps of a recording in the order in which they were submitted. Yields the steps whose results
     were read, in the order in which they were read.
 
     `file` is a recording after its first line. `runners` have executors and bounds by the runners' names in
-    the file. `write_adapter(slot, folder)` reads an adapter into a slot. Raises ValueError, with the line's
-    number, for a line that does not belong in a recording or whose record is out of bounds.
+    the file. `write_adapter(slot, folder)` writes the adapter of a folder into a slot. Raises ValueError,
+    with the line's number, for a line that does not belong in a recording or whose record is out of bounds.
     """
-    submitted: dict[int, tuple[str, Batch, Pending | Exception]] = {}  # by step: those without a result yet
+    submitted: dict[int, _SubmittedStep] = {}  # by the step's number in the file
     line_number = 1  # the first line was read before
     while line := file.readline(MAX_LINE):
         line_number += 1
@@ -191,13 +215,13 @@ def run_again(
                 runner, batch = entry["runner"], from_json(entry["batch"])
                 executor, bounds = runners[runner]
                 bounds.check(batch)
-                submitted[entry["step"]] = runner, batch, _submit(executor, batch)
+                submitted[entry["step"]] = _SubmittedStep(runner, batch, _submit(executor, batch))
             elif "adapter" in entry:
                 write_adapter(entry["adapter"], entry["folder"])
             else:
-                runner, batch, pending = submitted.pop(entry["result"])
-                _check_result(entry, batch)
-                yield _compare(entry, runner, batch, pending)
+                step = submitted.pop(entry["result"])
+                _check_result(entry, step.batch)
+                yield _compare(entry, step)
         except KeyError as error:
             raise ValueError(f"line {line_number}: nothing is known of {error}") from None
         except (ValueError, TypeError) as error:
@@ -240,19 +264,19 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
         return error
 
 
-def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
-    """Wait for the step, and compare it with the result in the file."""
+def _compare(entry: Mapping[str, Any], step: _SubmittedStep) -> ComparedStep:
+    """Wait for the step, and put its result beside the one in the file."""
     tokens_now = error_now = None
     try:
-        if isinstance(pending, Exception):
-            raise pending
-        tokens_now = pending.result().tokens
+        if isinstance(step.pending, Exception):
+            raise step.pending
+        tokens_now = step.pending.result().tokens
     except Exception as error:
-        error_now = f"{type(error).__name__}: {error}"
-    return Compared(
+        error_now = error_text(error)
+    return ComparedStep(
         step=entry["result"],
-        runner=runner,
-        batch=batch,
+        runner=step.runner,
+        batch=step.batch,
         tokens=entry.get("tokens"),
         tokens_now=tokens_now,
         error=entry.get("error"),

@@ -80,7 +80,7 @@ class EagerWay:
         of their placeholders (Part 13).
         """
         self.model, self.memory, self.upload = model, memory, upload
-        self.forward = forward or model
+        self.forward = model if forward is None else forward
         self.device = next(model.parameters()).device
 
     def fits(self, batch: Batch) -> bool:
@@ -121,8 +121,10 @@ class Score(Protocol):
         """
 
 
-class LastTokens(Protocol):
-    """Keeps chosen tokens on the device, for a step that is launched before they are read (Part 13)."""
+class TokenKeeper(Protocol):
+    """Keeps chosen tokens on the device, for a step that is launched before they are read: `LastTokens` of
+    Part 13.
+    """
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
         """Keep token_ids[R] of this step, in place of those of the last step."""
@@ -138,7 +140,7 @@ class ModelRunner:
         before: Sequence[Callable[[Batch], None]] = (),
         select: Select = choose,
         scores: Sequence[Score] = (),
-        last_tokens: LastTokens | None = None,
+        last_tokens: TokenKeeper | None = None,
     ) -> None:
         """`memory` makes the copies of a step; None if no step has copies. Each function of `before` is
         called with the batch before the pass. `select` chooses the tokens. `scores` add scores to the result.
@@ -153,8 +155,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch, way_number: int | None = None) -> "SubmittedStep":
-        """Queue all work of a step on the device. `way_number`: the way that computes it, if somebody else
-        has chosen (rank 0 in Extension A).
+        """Queue all work of a step on the device. `way_number` is that of the way that computes the step;
+        None takes the first that fits. (In Extension A, rank 0 chooses for all ranks.)
 
         Raises any exception on the way, such as torch.OutOfMemoryError, and ValueError if the step has copies
         and this runner has no memory.
@@ -207,7 +209,7 @@ class SubmittedStep:
         """Wait for the device, and return the chosen tokens by sequence, with scores. Raises any error of the
         device.
         """
-        # 1. Wait for the device. No other code of a step does.
+        # 1. Wait for the device. No other code of a step should: the device would be idle meanwhile.
         if self.scores:
             token_ids, *arrays = _unpack(self._host_copy.read(), self._tensors)
         else:

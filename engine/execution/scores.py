@@ -1,8 +1,9 @@
 """Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
 
-Scores change no token. A step in which no request asks for log probabilities does no extra work. All numbers
-of a step are copied from the device at once. The logits of a long prompt are never all in memory: the output
-layer gets the prompt's rows in chunks. The step's record says which row is scored for which token.
+Scores change no token, except that a request whose scores are not numbers gets NO_TOKEN, and fails. A step in
+which no request asks for log probabilities computes nothing more. All numbers of a step are copied from the
+device at once. The logits of a long prompt are never all in memory: the output layer gets the prompt's rows
+in chunks. The step's record says which row is scored for which token.
 """
 
 import math

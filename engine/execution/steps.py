@@ -1,4 +1,4 @@
-"""The fastest steps for each family of models. Part 20.
+"""The fastest decode steps for each family of models, for CUDA graphs (Part 13). Part 20.
 
 Llama and Qwen3 have chains of few kernels (engine/kernels/llama_rows.py), GPT-2 has those of Parts 13 and 17,
 and any other model runs its own forward pass. Needs the package triton.

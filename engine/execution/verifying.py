@@ -30,7 +30,9 @@ def num_rows(max_num_seqs: int, max_new_tokens: int, max_num_batched_tokens: int
 
 
 class VerifyRows(ManyRows):
-    """GPT-2's forward pass of R ≤ max_rows rows, of which several may belong to one sequence."""
+    """GPT-2's forward pass of R ≤ max_rows rows, of which several may belong to one sequence: a row sees the
+    earlier ones of its sequence.
+    """
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
         super().__init__(model, keys, values, max_rows)

@@ -28,7 +28,8 @@ OTHER_BYTES = 2**24  # bytes of other memory that are written between two passes
 # A measurement takes at least MIN_PASSES passes over the layers, and goes on up to MAX_PASSES passes or until
 # it has taken ENOUGH_SECONDS: short times vary most.
 MIN_PASSES, MAX_PASSES, ENOUGH_SECONDS = 3, 10, 0.03
-# A second form takes memory. It is kept only if its time is below this fraction of the first form's time.
+# A second form takes memory. It is kept only if, for a single row, its time is below this fraction of the
+# first form's time.
 MAX_SECOND_FORM_TIME = 0.9
 Shape = tuple[int, int]  # (in, out) features of a linear layer
 Form = Callable[[nn.Linear], nn.Module]  # makes a layer of the same results with another layout of weights
@@ -135,7 +136,7 @@ class ByRows(Module):
         return self.by_size[min(size_index, len(self.by_size) - 1)](x)
 
 
-FORMS = (Half, SharedHalf, Transposed, Blocked)
+FORMS = (Half, SharedHalf, Transposed, Blocked)  # beside nn.Linear itself
 SIZES = [2**i for i in range(8)]  # numbers of rows, from 1 to 128, at which two forms are compared
 
 
@@ -153,10 +154,10 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    form_for_rows, form_for_one = _choose_forms(linears, rows)
+    form_for_rows, form_for_one_row = _choose_forms(linears, rows)
     packed = [form_for_rows[_shape(linear)](linear) for linear in linears]
-    if form_for_one != form_for_rows:
-        packed = _with_second_form(linears, packed, form_for_rows, form_for_one)
+    if form_for_one_row != form_for_rows:
+        packed = _with_second_form(linears, packed, form_for_rows, form_for_one_row)
     replacement: dict[nn.Module, nn.Module] = dict(zip(linears, packed, strict=True))
     return replace_linears(model, lambda name, layer: replacement.get(layer, layer))
 
@@ -167,19 +168,19 @@ def _choose_forms(linears: list[nn.Linear], rows: int) -> tuple[dict[Shape, Form
     """
     # 1. Measure each form that loses nothing.
     possible_forms = [_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))]
-    seconds_at_one: dict[Form, dict[Shape, float]] = {}
+    seconds_at_one_row: dict[Form, dict[Shape, float]] = {}
     seconds_at_rows: dict[Form, dict[Shape, float]] = {}
     for form in possible_forms:
-        seconds_at_one[form], seconds_at_rows[form] = _measure(form, linears, rows)
+        seconds_at_one_row[form], seconds_at_rows[form] = _measure(form, linears, rows)
     # 2. Choose the fastest for each shape.
-    form_for_one: dict[Shape, Form] = {}
+    form_for_one_row: dict[Shape, Form] = {}
     form_for_rows: dict[Shape, Form] = {}
     for shape in map(_shape, linears):
-        first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one, shape)
-        max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one[first][shape]
-        is_worth_it = rows > 1 and seconds_at_one[second][shape] < max_seconds
-        form_for_rows[shape], form_for_one[shape] = first, second if is_worth_it else first
-    return form_for_rows, form_for_one
+        first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
+        max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[first][shape]
+        is_worth_it = rows > 1 and seconds_at_one_row[second][shape] < max_seconds
+        form_for_rows[shape], form_for_one_row[shape] = first, second if is_worth_it else first
+    return form_for_rows, form_for_one_row
 
 
 def _measure(
@@ -197,7 +198,7 @@ def _with_second_form(
     linears: list[nn.Linear],
     packed: list[nn.Module],
     form_for_rows: dict[Shape, Form],
-    form_for_one: dict[Shape, Form],
+    form_for_one_row: dict[Shape, Form],
 ) -> list[nn.Module]:
     """`packed`, but each layer whose shape has another form for a single row has both forms (`ByRows`). Which
     form computes which number of rows is measured.
@@ -205,8 +206,8 @@ def _with_second_form(
     second: list[nn.Module] = []  # the layers in the form for a single row
     for linear, layer in zip(linears, packed, strict=True):
         shape = _shape(linear)
-        has_second = form_for_one[shape] is not form_for_rows[shape]
-        second.append(form_for_one[shape](linear) if has_second else layer)
+        has_second = form_for_one_row[shape] is not form_for_rows[shape]
+        second.append(form_for_one_row[shape](linear) if has_second else layer)
     # For each size: the seconds by shape with the first form, and with the second. The two are measured one
     # after the other, so that a slow moment of the machine slows both.
     measured = [(_seconds_by_shape(linears, packed, n), _seconds_by_shape(linears, second, n)) for n in SIZES]

@@ -4,10 +4,10 @@
 source says which processors it supports), or if no folder can hold the library. The caller then computes
 without the library, and `why_not` gives the reason.
 
-Libraries are cached in the user's cache folder (XDG_CACHE_HOME, else ~/.cache), one for each source, compiler
-and processor. If other users could write to the folder, the library lies in a temporary folder of this
-process instead. A library that cannot be loaded is not cached. A damaged library is compiled again. The
-environment variable CC selects another compiler.
+Libraries are cached in the user's cache folder (XDG_CACHE_HOME, else ~/.cache), one for each source, command
+and processor. If this user cannot write to the folder, or other users can, libraries lie in a temporary
+folder of this process instead. A library that cannot be loaded is not cached. A damaged library is compiled
+again. The environment variable CC selects another compiler.
 """
 
 import atexit

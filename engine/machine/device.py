@@ -12,8 +12,8 @@ def on_device(
 ) -> tuple[Tensor, ...]:
     """Copy lists of whole numbers to `device`: each list[n] becomes a tensor[n] of type `dtype`.
 
-    A GPU receives all lists in one copy. The host does not wait for the copy, because the source is pinned
-    memory, which the GPU reads by itself.
+    On a CPU, a tensor may share the memory of an int64 array that is given. A GPU receives all lists in one
+    copy. The host does not wait for it, because the source is pinned memory, which the GPU reads by itself.
     """
     arrays = [np.asarray(numbers, dtype=np.int64) for numbers in lists]
     if torch.device(device).type == "cpu":

@@ -27,10 +27,9 @@ def host_memory() -> tuple[int | None, int | None]:
 def available_memory() -> int | None:
     """Bytes that programs may still allocate before the system kills a program for lack of memory.
 
-    The number is the sum of free memory, cached files that the system can drop, and free swap, and at most
-    what the container has left, where its cached files count as free, too. If the system does not report free
-    memory, the total memory counts as free. Returns None if the system does not report the total memory
-    either.
+    The number is the sum of free memory, cached files that the system can drop, and free swap. It is at most
+    what the container has left, if there is one; its cached files count as left, too. Where MEMINFO cannot be
+    read, all memory counts as free. Returns None if the system does not report how much that is.
     """
     try:
         fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
@@ -45,11 +44,11 @@ def available_memory() -> int | None:
 
 
 def _left_in_container(folder: Path, limit: str, used: str, droppable: tuple[str, ...]) -> int | None:
-    """Bytes that this container may still allocate; None if it has no limit. If its use cannot be read, the
-    limit.
+    """Bytes that this container may still allocate: its limit less its use. The limit if its use cannot be
+    read; None if there is no container, or no limit.
 
     `limit` and `used` are files in `folder`, and `droppable` are fields of its memory.stat. Without a limit,
-    cgroup 1 has a number larger than any machine's memory, and so has the result.
+    cgroup 1 has a number larger than any machine's memory, and the result is about as large.
     """
     try:
         max_bytes = int((folder / limit).read_text())

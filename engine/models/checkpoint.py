@@ -33,8 +33,8 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     The files of a hub id are downloaded into the Hugging Face cache. With `weights`, the weights are
     downloaded, too: safetensors if the model has them, else pytorch_model.bin.
 
-    Raises CheckpointError if the name is empty, if there is no such folder, or if the hub could not provide
-    the files.
+    Raises CheckpointError if the name is empty or that of a GGUF file, if there is no such folder, if this
+    user may not read it or it has no other model than a GGUF file, or if the hub could not provide the files.
     """
     if not str(name).strip():  # as a path it would be the current folder
         raise CheckpointError(

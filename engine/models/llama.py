@@ -41,24 +41,20 @@ def config_from(raw: dict) -> LlamaConfig:
 
     Raises CheckpointError for a setting that this module does not support, and KeyError for a missing field.
     """
-    D, heads = raw["hidden_size"], raw["num_attention_heads"]
+    heads = raw["num_attention_heads"]
     kv_heads = raw.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise CheckpointError(
             f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
         )
-    if (activation := raw.get("hidden_act", "silu")) != "silu":
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
         raise CheckpointError(f"hidden_act={activation!r} is not supported, only silu")
-    if not (head_dim := raw.get("head_dim")):
-        if D % heads:
-            raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
-        head_dim = D // heads
-    if type(head_dim) is int and head_dim > MAX_HEAD_DIM:
-        raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {MAX_HEAD_DIM:,} is accepted")
+    head_dim = _head_dim(raw)
     return LlamaConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
-        hidden_size=D,
+        hidden_size=raw["hidden_size"],
         num_layers=raw["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -74,6 +70,20 @@ def config_from(raw: dict) -> LlamaConfig:
         attention_bias=raw.get("attention_bias", False),
         mlp_bias=raw.get("mlp_bias", False),
     )
+
+
+def _head_dim(raw: dict) -> Any:
+    """Dh: the setting `head_dim`, else D / Hq. Raises CheckpointError if the latter is no whole number, or if
+    Dh is larger than MAX_HEAD_DIM.
+    """
+    D, heads, head_dim = raw["hidden_size"], raw["num_attention_heads"], raw.get("head_dim")
+    if not head_dim:
+        if D % heads:
+            raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
+        head_dim = D // heads
+    if type(head_dim) is int and head_dim > MAX_HEAD_DIM:
+        raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {MAX_HEAD_DIM:,} is accepted")
+    return head_dim  # if it is no int, `ModelConfig.from_pretrained` refuses it
 
 
 class RMSNorm(Module, nn.RMSNorm):

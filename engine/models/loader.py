@@ -1,8 +1,9 @@
 """Loads a checkpoint's files into a model that is ready to run.
 
-Promises a model with every parameter filled from the files, or a `CheckpointError` that names the file, the
-tensor and the shapes. Never unpickles code, and never runs Python that comes with a checkpoint. Does not know
-any architecture, nor the formats of files (weight_files.py). Part 1.
+Promises a model with every parameter filled from the files (or, for "dummy", with random numbers), or a
+`CheckpointError` that names the file, and the tensor with its shapes if one is at fault. Never unpickles
+code, and never runs Python that comes with a checkpoint. Does not know any architecture, nor the formats of
+files (weight_files.py). Part 1.
 """
 
 import dataclasses
@@ -83,15 +84,15 @@ def load_model(
         tensors = list(read_tensors(folder, load_format))
         if config.raw.get(CODES) is None:
             model = _load_weights(folder, config, weight_dtype, device, tensors, sharding)
-        else:
-            if sharding is not None:
-                raise CheckpointError(
-                    f"{folder}: this checkpoint is quantized, and is loaded on one device only; a plain "
-                    "checkpoint can be quantized on several"
-                )
+        elif sharding is None:
             model = _load_codes(folder, config, weight_dtype, device, tensors, restore_quantized)
+        else:
+            raise CheckpointError(
+                f"{folder}: this checkpoint is quantized, and is loaded on one device only; a plain "
+                "checkpoint can be quantized on several"
+            )
     model = model.eval().requires_grad_(False)
-    return transform(model) if transform else model
+    return model if transform is None else transform(model)
 
 
 def _make_with_noise(
@@ -99,7 +100,10 @@ def _make_with_noise(
 ) -> LanguageModel:
     """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
     if config.raw.get(CODES) is not None:
-        raise ValueError("load_format='dummy': this checkpoint is quantized; quantize a plain one's noise")
+        raise ValueError(
+            "load_format='dummy': this checkpoint is quantized; take a plain one, whose random weights can "
+            "be quantized"
+        )
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     model = _build(folder, config, dtype, device)
     _fill_with_noise(model)
@@ -114,7 +118,9 @@ def _load_weights(
     tensors: list[NamedTensor],
     sharding: Sharding | None,
 ) -> LanguageModel:
-    """The model, filled with the weights `tensors`. Their numbers are read only after all shapes fit."""
+    """The model, or this device's part of it, filled with the weights `tensors`. For a model of ours, their
+    numbers are read only after all shapes fit.
+    """
     family = architecture(config.model_type, config.model_impl)
     # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
     #    device takes no memory.
@@ -191,8 +197,8 @@ def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[Name
 
 
 def _num_weights(folder: Path, config: ModelConfig) -> int:
-    """The number of weights of the model, counted on the meta device, which takes no memory: of a model of
-    ours, on one layer.
+    """The number of weights of the model, counted on the meta device, which takes no memory. The layers of
+    our own models are alike, so one of them is counted.
 
     Raises CheckpointError if the sizes in config.json are too large for torch.
     """

@@ -17,7 +17,7 @@ __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
 # Defaults of Hugging Face's Qwen2Config, for fields that config.json leaves out.
 DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-# What the library's model does, whatever config.json says. Without `head_dim`, Llama's D / Hq is taken.
+# What the library's model does, whatever config.json says. A `head_dim` of None is D / Hq, as in Llama.
 FIXED = {"attention_bias": True, "mlp_bias": False, "head_dim": None}
 
 

@@ -34,13 +34,13 @@ def _refuse_sliding_windows(raw: dict) -> None:
     The setting `layer_types` names the kind of each layer. Without `layer_types`, the layers from
     `max_window_layers` on have a window if `use_sliding_window` is true.
     """
-    window = raw.get("use_sliding_window") and raw.get("sliding_window")
-    if layer_types := raw.get("layer_types"):
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    layer_types = raw.get("layer_types")
+    unsupported: list[str] = []
+    if layer_types:
         unsupported = sorted(set(layer_types) - {"full_attention"})
     elif window and raw.get("max_window_layers", MAX_WINDOW_LAYERS) < raw["num_hidden_layers"]:
         unsupported = ["sliding_attention"]
-    else:
-        unsupported = []
     if unsupported:
         raise CheckpointError(
             f"layer_types has {', '.join(unsupported)}, which is not supported, only full_attention"

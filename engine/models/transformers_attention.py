@@ -5,8 +5,8 @@ Hugging Face's models look up their attention by name (`AttentionInterface`). Un
 needs arrives as keyword arguments: a scale, a soft cap, sinks. These are passed on as extras. An argument
 that this module does not know is refused, since leaving it out could change the result without an error.
 
-No mask arrives here, since `attend` decides which token sees which. transformers_survey.py has compared both
-before the weights were read.
+No mask arrives here, since `attend` decides which token sees which. Before the weights were read,
+transformers_survey.py has checked that the model's mask says the same.
 """
 
 from typing import Any
@@ -48,8 +48,8 @@ class StepContext:
 
 
 def attach(decoder: nn.Module, step: Any) -> None:
-    """Give `step`, as `ruvon_step`, to every module of `decoder` that knows its layer's number. It is a
-    StepContext, or what the survey has in its place.
+    """Give `step` to every module of `decoder` that knows its layer's number, as its attribute `ruvon_step`.
+    It is a StepContext for `attention`, or the survey's list of calls for `survey_attention`.
     """
     for module in decoder.modules():
         if hasattr(module, "layer_idx"):

@@ -62,14 +62,17 @@ def _refuse_unsupported(config: Any) -> None:
     """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError("it has an encoder beside its decoder")
-    if parts := sorted(config.sub_configs):
+    parts = sorted(config.sub_configs)
+    if parts:
         raise CheckpointError(f"it is made of several models ({', '.join(parts)})")
     causal_class = _causal_class(config)
     if causal_class is None:
         raise CheckpointError("it generates no text in transformers")
     if getattr(causal_class, "_is_stateful", False):
         raise CheckpointError("it keeps a state beside keys and values (state-space or linear attention)")
-    if unsupported := sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES):
+    layer_types = getattr(config, "layer_types", None) or ()
+    unsupported = sorted(set(layer_types) - LAYER_TYPES)
+    if unsupported:
         raise CheckpointError(f"layer_types has {', '.join(map(repr, unsupported))}")
     if getattr(config, "num_kv_shared_layers", 0):
         raise CheckpointError(
@@ -141,13 +144,16 @@ def _refuse_incomplete(report: dict[str, Any], files: dict[str, Path], folder: P
         raise CheckpointError(
             f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
         )
-    if missing := sorted(report["missing_keys"]):
+    missing = sorted(report["missing_keys"])
+    if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
-    if unexpected := sorted(report["unexpected_keys"]):
+    unexpected = sorted(report["unexpected_keys"])
+    if unexpected:
         file = files.get(unexpected[0], folder)
         raise CheckpointError(f"{file}: tensor {unexpected[0]!r} has no place in this model")
-    if errors := report.get("error_msgs"):
+    errors = report.get("error_msgs")
+    if errors:
         raise CheckpointError(f"{folder}: transformers cannot read the weights: {str(errors)[:300]}")
 
 

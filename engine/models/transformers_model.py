@@ -23,7 +23,14 @@ from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
 from engine.models.transformers_modules import CurrentHead, FlatLinear, PassThrough, replace_module
-from engine.models.transformers_ranks import Part, build_part, cut, entries, leaf, refuse_undivided
+from engine.models.transformers_ranks import (
+    Part,
+    build_part,
+    cut,
+    linear_name,
+    plan_entries,
+    refuse_undivided,
+)
 from engine.models.weights import Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
@@ -48,7 +55,7 @@ class TransformersConfig(ModelConfig):
     """A ModelConfig with the windows that the trial pass has shown."""
 
     windows: tuple[int | None, ...] = ()  # [L]: how many tokens each layer sees; None: all
-    ranks: int = 1  # that share the model: its linear layers are one rank's part (Extension A)
+    ranks: int = 1  # how many ranks share the model, whose linear layers are then one rank's (Extension A)
 
 
 def config_from(raw: dict) -> TransformersConfig:
@@ -108,7 +115,8 @@ def _config_from_text(text: str) -> TransformersConfig:
 
 
 def for_ranks(config: TransformersConfig, size: int) -> TransformersConfig:
-    """The config for a model that `size` ranks share. Whoever cuts the model divides its sizes.
+    """The config for a model that `size` ranks share. Its sizes stay those of the whole model: the caller
+    divides them (`Sharding.config`).
 
     Raises CheckpointError with the reason why the model cannot be shared.
     """
@@ -178,10 +186,10 @@ class Model(LanguageModel):
         self.step = StepContext(config.windows)
         attach(body, self.step)
         # 3. Wrap the linear layers, so that layers that replace them get rows on one axis.
-        plan = entries(causal_lm.config, body)
+        plan = plan_entries(causal_lm.config, body)
         for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:
-                body.set_submodule(name, FlatLinear(module, leaf(plan.get(name))))
+                body.set_submodule(name, FlatLinear(module, linear_name(plan.get(name))))
             elif isinstance(module, nn.Linear):
                 # A subclass computes more than a linear layer, such as a router that also chooses experts.
                 # Without these attributes, `replace_linears` does not take it for a linear layer.
@@ -220,16 +228,16 @@ def places(config: TransformersConfig) -> dict[str, Place]:
     causal_lm = build(library_config(config.raw), "meta", torch.bfloat16)
     body = decoder_of(causal_lm)
     prefix = next(name for name, module in causal_lm.named_modules() if module is body)
-    plan = entries(causal_lm.config, body)
+    plan = plan_entries(causal_lm.config, body)
     return {
-        f"{prefix}.{name}.weight": Place(f"body.{name}.{leaf(plan.get(name))}.weight")
+        f"{prefix}.{name}.weight": Place(f"body.{name}.{linear_name(plan.get(name))}.weight")
         for name, module in body.named_modules()
         if type(module) is nn.Linear
     }
 
 
 def num_weights(config: TransformersConfig) -> int:
-    """The number of weights, counted on the meta device, which takes no memory."""
+    """The number of weights, or of one rank's, counted on the meta device, which takes no memory."""
     causal_lm = build_part(library_config(config.raw), config.ranks, "meta", torch.bfloat16)
     return sum(parameter.numel() for parameter in causal_lm.parameters())
 

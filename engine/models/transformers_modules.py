@@ -53,7 +53,9 @@ class FlatLinear(Module):
     """
 
     def __init__(self, linear: nn.Linear, name: str) -> None:
-        """`name`: the layer's in this module. It tells ranks how the layer is cut (transformers_ranks.py)."""
+        """`name` is the layer's in this module: `linear_name` (transformers_ranks.py), by which ranks know
+        how the layer is cut.
+        """
         super().__init__()
         self.name = name
         self.add_module(name, linear)
@@ -65,7 +67,7 @@ class FlatLinear(Module):
 
     @property
     def _linear(self) -> nn.Module:
-        """The layer, or what has taken its place."""
+        """The layer, or the one that has replaced it."""
         return getattr(self, self.name)
 
     def forward(self, x: Tensor) -> Tensor:

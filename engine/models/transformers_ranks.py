@@ -29,7 +29,7 @@ class Part(Protocol):
     def __call__(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor: ...
 
 
-def entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
+def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
     """The entries of the plan that concern `body`: by the name of a module or a parameter. `hf_config` is the
     library's configuration. Its class has the plan: config.json has no say in it.
     """
@@ -43,8 +43,10 @@ def entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
     return by_name
 
 
-def leaf(entry: str | None) -> str:
-    """The last part of the name of a linear layer with this entry of the plan, in our model."""
+def linear_name(entry: str | None) -> str:
+    """How our model names a linear layer with this entry of the plan: the last part of its dotted name
+    (`FlatLinear`).
+    """
     return ROWWISE if entry == ROWWISE else "linear"
 
 
@@ -56,7 +58,8 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
     hf_config = library_config(config.raw)
     causal_lm = build(hf_config, "meta", torch.bfloat16, transformers_survey.NAME)
     body = decoder_of(causal_lm)
-    if not (plan := entries(hf_config, body)):
+    plan = plan_entries(hf_config, body)
+    if not plan:
         raise CheckpointError(f"{subject}, which has no plan for several ranks of it (base_model_tp_plan)")
     modules = dict(body.named_modules())
     linears = {name for name, module in modules.items() if type(module) is nn.Linear}
@@ -65,7 +68,9 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
         if entry == WHOLE or (name in linears and entry in (COLWISE, ROWWISE)):
             continue
         says = f"has {entry!r} for" if entry else "says nothing of"
-        kind = "" if name in linears else f" ({type(modules.get(name, nn.Parameter())).__name__})"
+        kind = ""
+        if name not in linears:  # a module of another type, or a parameter
+            kind = f" ({type(modules.get(name, nn.Parameter())).__name__})"
         supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
         raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
     heads = config.num_heads, config.num_kv_heads
@@ -91,6 +96,7 @@ def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: tor
 
 
 def _empty(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
+    """The `Part` of a model without values in its weights."""
     return tensor.new_empty(shape)
 
 
@@ -100,7 +106,7 @@ def cut(causal_lm: Any, size: int, part: Part) -> None:
     CheckpointError if `size` does not divide a layer.
     """
     body = decoder_of(causal_lm)
-    for name, entry in entries(causal_lm.config, body).items():
+    for name, entry in plan_entries(causal_lm.config, body).items():
         if entry not in (COLWISE, ROWWISE):
             continue
         linear = body.get_submodule(name)
@@ -114,6 +120,6 @@ def cut(causal_lm: Any, size: int, part: Part) -> None:
             linear.in_features //= size
         shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
         for kind, tensor in list(linear.named_parameters()):
-            place = Place(f"body.{name}.{leaf(entry)}.{kind}")
+            place = Place(f"body.{name}.{linear_name(entry)}.{kind}")
             shard = part(tensor.detach(), place, shapes[kind])
             linear.register_parameter(kind, nn.Parameter(shard, requires_grad=False))

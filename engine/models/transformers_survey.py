@@ -25,7 +25,7 @@ from engine.models.transformers_attention import attach, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
 NUM_TOKENS = 3  # of a sequence in a trial pass
-MAX_ROUNDING = 0.02  # share of the largest number: a larger difference is not rounding, also not in 16 bits
+MAX_ROUNDING = 0.02  # share of the largest number; a larger difference is no rounding, even in 16 bits
 NEAR = 64  # positions on each side of an edge of a mask at which the mask is compared
 FAR = 8  # positions past the longest sequence at which a mask is compared
 

@@ -1,7 +1,8 @@
 """Reads the tensors in a checkpoint's files: safetensors or PyTorch pickles, whole or sharded. Part 1.
 
-Promises every tensor that an index lists, or a `CheckpointError` that names the file. Only tensors are
-unpickled, and never code. Does not know models: loader.py puts the tensors into their places.
+Promises every tensor of the files, and each that an index lists, or a `CheckpointError` that names the file.
+Only tensors are unpickled, and never code. Does not know models: loader.py puts the tensors into their
+places.
 """
 
 import pickle

@@ -20,7 +20,7 @@ class Place:
     parameter: str  # the parameter's dotted name in our model
     rows: slice | None = None  # None means all rows
     transpose: bool = False  # for GPT-2's Conv1D, whose weights are [in, out]; those of Linear are [out, in]
-    matrices: int = 1  # how many of equal size the tensor holds side by side (q, k and v in GPT-2's c_attn)
+    matrices: int = 1  # matrices of one size that the tensor holds side by side (GPT-2's c_attn: q, k and v)
 
 
 class Module(nn.Module):
@@ -91,7 +91,7 @@ def refuse_not_finite(file: str, name: str, tensor: Tensor) -> None:
 
 
 class Filler:
-    """Copies tensors into their places in a model, and tracks which places are still empty."""
+    """Copies tensors into their places in a model, and notes which places are still empty."""
 
     def __init__(self, model: nn.Module, places: dict[str, Place]) -> None:
         """`places` has the place of each tensor that the checkpoint must have, by the tensor's name."""
@@ -111,9 +111,8 @@ class Filler:
         return parameter if place.rows is None else parameter[place.rows]
 
     def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
-        """The parameter, or the rows of a parameter, that a tensor of `file` fills.
-
-        From now on the place counts as filled.
+        """The parameter, or the rows of a parameter, that a tensor of `file` fills. The tensor's numbers are
+        not read. From now on the place counts as filled.
 
         Raises CheckpointError, which names the file and the tensor, if the tensor has no place in the model,
         has another shape than its place, or is not of a floating point dtype.

@@ -31,7 +31,8 @@ def windows_of(layer_types: Sequence[str], window: int | None, num_layers: int) 
 
     Raises CheckpointError for another kind, or if there are not `num_layers` kinds.
     """
-    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
+    unknown = sorted(set(layer_types) - {FULL, SLIDING})
+    if unknown:
         raise CheckpointError(
             f"layer_types has {', '.join(unknown)}, which is not supported, only {FULL}, {SLIDING}"
         )
@@ -48,7 +49,8 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
     for window in windows:
         if window is not None and not (type(window) is int and window > 0):
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
-    windows = tuple(None if w is None or w >= config.max_positions else w for w in windows)
+    longest = config.max_positions
+    windows = tuple(None if window is None or window >= longest else window for window in windows)
     finite_windows = [window for window in windows if window is not None]
     settings = {spec.name: getattr(config, spec.name) for spec in fields(LlamaConfig)}
     settings["attention_extras"] = bool(finite_windows)

@@ -12,7 +12,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from engine.execution.runner import LastTokens, Logits, ModelRunner, SubmittedStep
+from engine.execution.runner import Logits, ModelRunner, SubmittedStep, TokenKeeper
 from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.parallel.group import SUM_SECONDS, Group
@@ -92,9 +92,9 @@ class StepOnAllRanks:
 
 
 class SharedTokens:
-    """A `LastTokens` with equal contents on all ranks: every rank keeps the tokens that rank 0 chose."""
+    """A `TokenKeeper` with equal contents on all ranks: every rank keeps the tokens that rank 0 chose."""
 
-    def __init__(self, last_tokens: LastTokens, group: Group) -> None:
+    def __init__(self, last_tokens: TokenKeeper, group: Group) -> None:
         self.last_tokens, self.group = last_tokens, group
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import engine
-from engine.core.mailbox import error_text
 from engine.parallel.orders import STOP, write_order
+from engine.requests.request import error_text
 
 WORKER = "engine.wiring.rank"  # the module that a rank's process runs
 READY = b"ready\n"  # a rank's process writes this line when it is about to join the group

@@ -1,8 +1,8 @@
 """Listeners: objects that the engine notifies of its events. Part 6.
 
-Logs, metrics (Part 11) and cost (Part 19) are listeners. A listener must not change the engine's objects. An
-exception of a listener is logged, and no request fails from it. All methods are called on the thread that
-steps the engine, which waits for them.
+Logs, metrics (Part 11) and cost (Part 19) are listeners. A listener must change none of the engine's objects;
+it may only hang its own `account` on a request's `stats`. An exception of a listener is logged, and no
+request fails from it. All methods are called on the thread that steps the engine, which waits for them.
 """
 
 import logging

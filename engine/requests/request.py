@@ -1,8 +1,9 @@
 """One request on its way through the engine. Part 6.
 
-All of the engine reads a `Request`, and only the scheduler and the engine loop write it. The scheduler sets
-`state`, `rank` and `num_computed_tokens`. The engine loop appends tokens. A `Request` has the fields of all
-parts; the comment of a later part's field names the part.
+All of the engine reads a `Request`. Once it is queued, only the scheduler and the code that makes the steps
+write it. The scheduler sets `state`, `rank`, `num_computed_tokens` and `draft_ids`; the code that makes the
+steps appends tokens. A `Request` has the fields of all parts; the comment of a later part's field names the
+part.
 """
 
 import enum
@@ -26,6 +27,11 @@ class State(enum.Enum):
     WAITING = "waiting"  # in the queue: new, or preempted
     RUNNING = "running"  # holds memory in the cache
     FINISHED = "finished"  # stopped, aborted or failed
+
+
+def error_text(error: BaseException) -> str:
+    """The error as users see it: "type: message"."""
+    return f"{type(error).__name__}: {error}"
 
 
 class Constraint(Protocol):

@@ -88,8 +88,8 @@ def _from_fields(kind: type, data: dict[str, Any]) -> Any:
 
 
 # The checks below raise ValueError if a number is out of range, or if two fields contradict each other. This
-# module does not know how many token ids, blocks and adapters there are. The code that computes the record
-# checks these limits (engine/execution/recording.py).
+# module does not know how many token ids, blocks and adapters there are. Before a recorded step is computed
+# again, `Bounds` checks these limits (engine/execution/recording.py).
 
 
 def _check_sequences(batch: Batch) -> None:
@@ -110,7 +110,7 @@ def _check_sequences(batch: Batch) -> None:
     expected = np.arange(T) + np.repeat(context_lens - start[1:], num_new)  # [T]
     positions = _check_ints("positions", batch.positions, T)
     if (positions != expected).any():
-        raise ValueError("positions: the last ones of each sequence are expected")
+        raise ValueError("positions: those of the last tokens of each sequence are expected")
     _check_array("tables", batch.tables, 2, S)
     _check_array("slots", batch.slots, 1, T)
     _check_ints("adapters", batch.adapters, S, NO_ADAPTER)
@@ -151,7 +151,7 @@ def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
     if (np.diff(row_numbers) < 1).any() or (row_numbers >= start[-1]).any():
         raise ValueError(f"{name}: tokens of the step are expected, in order")
     if (np.diff(np.searchsorted(row_numbers, start)) != expected).any():
-        raise ValueError(f"{name}: others than were counted")
+        raise ValueError(f"{name}: a sequence has more or fewer than its count says")
 
 
 def _check_draw(row: Draw) -> None:

@@ -1,7 +1,9 @@
-"""Makes the record of a step from its requests: new tokens, and the rows whose logits are read. Part 6."""
+"""Makes the record of a step from its requests: new tokens, where they lie, and the rows whose logits are
+read. Part 6.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,12 +16,12 @@ Scheduled = Sequence[tuple[Request, int]]  # [S]: each request, and how many new
 
 
 class LogitsRows(NamedTuple):
-    """Which rows of logits are read for one sequence. A row belongs to a new token, and predicts the token
-    after it.
+    """Which rows of logits are read for one sequence. It has a row for each of its new tokens, and the row
+    predicts the token after that.
     """
 
-    prompt_ids: list[int]  # the tokens of the prompt that are scored, by the first rows
-    num_sampled: int  # the number of last rows from which a token is chosen
+    prompt_ids: list[int]  # [n]: the tokens of the prompt that are scored, in the sequence's first n rows
+    num_sampled: int  # how many of the sequence's last rows a token is chosen from
 
 
 SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions of its new tokens -> rows
@@ -45,49 +47,26 @@ def make_batch(
     adapter's key (Part 18); None if no request has an adapter. `select_rows` chooses the rows whose logits
     are read; Part 10's `scored_rows` also has prompts scored.
     """
-    token_ids: list[int] = []  # [T]
-    positions: list[int] = []  # [T]
-    context_lens: list[int] = []  # [S]
+    columns = _Columns.of(len(work))
+    token_ids, positions, context_lens = columns.token_ids, columns.positions, columns.context_lens
+    chosen, draws, draw_positions = columns.chosen, columns.draws, columns.draw_positions
     query_start = (0, *accumulate([n for _, n in work]))  # [S+1]
-    # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
-    # token of the request it becomes.
-    chosen: list[int] = []  # [R]
-    counts = [1] * len(work)  # [S]
-    draws: list[Draw] = []  # [R]
-    draw_positions: list[int] = []  # [R]
-    # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
-    prompt_rows: list[int] = []  # [N]
-    prompt_ids: list[int] = []  # [N]
-    prompt_counts = [0] * len(work)  # [S]
     for (request, n), offset in zip(work, query_start):
         start = request.num_computed_tokens
         end = start + n
-        context_lens.append(end)
-        if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; same as below
+        if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; else as `add` does
+            context_lens.append(end)
             token_ids.append(request.token_ids[start])
             positions.append(start)
             chosen.append(offset)
             sampling = request.sampling
             draws.append(sampling.draw() if sampling.is_adjusted else sampling.lasting_draw)
             draw_positions.append(end - request.num_prompt_tokens)
-            continue
-        token_ids += _new_tokens(request, start, end)
-        positions += range(start, end)
-        selected = select_rows(request, range(start, end))
-        s = len(context_lens) - 1  # the sequence's place
-        counts[s] = selected.num_sampled
-        for num_drafts in range(selected.num_sampled):  # the drafts before the token that the row chooses
-            row = n - selected.num_sampled + num_drafts
-            chosen.append(offset + row)
-            draws.append(_sampling_after(request, num_drafts).draw())
-            draw_positions.append(start + row + 1 - request.num_prompt_tokens)
-        num_scored = len(selected.prompt_ids)
-        prompt_counts[s] = num_scored
-        prompt_rows += range(offset, offset + num_scored)
-        prompt_ids += selected.prompt_ids
-    rows = Rows(tuple(chosen), tuple(counts))
+        else:
+            columns.add(request, range(start, end), offset, select_rows)
+    rows = Rows(tuple(chosen), tuple(columns.counts))
     if any([request.is_scored for request, _ in work]):
-        rows = _with_scores(rows, work, prompt_rows, prompt_ids, prompt_counts)
+        rows = _with_scores(rows, work, columns)
     ids = tuple([request.id for request, _ in work])
     tables, slots = cache.locate(ids, query_start, positions)
     return Batch(
@@ -105,19 +84,65 @@ def make_batch(
     )
 
 
-def _with_scores(
-    rows: Rows, work: Scheduled, prompt_rows: list[int], prompt_ids: list[int], prompt_counts: list[int]
-) -> Rows:
-    """`rows` with the log probabilities that the requests ask for. prompt_rows[N] are the rows in which a
-    token of a prompt is scored, prompt_ids[N] these tokens, and prompt_counts[S] how many each sequence has.
-    """
+@dataclass(slots=True)
+class _Columns:
+    """The lists of numbers in a record. They grow by one sequence after the other."""
+
+    counts: list[int]  # [S]: how many rows of `chosen` each sequence has
+    prompt_counts: list[int]  # [S]: how many rows of `prompt_rows` each sequence has
+    token_ids: list[int] = field(default_factory=list)  # [T]
+    positions: list[int] = field(default_factory=list)  # [T]
+    context_lens: list[int] = field(default_factory=list)  # [S]
+    # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
+    # token of the request it becomes.
+    chosen: list[int] = field(default_factory=list)  # [R]
+    draws: list[Draw] = field(default_factory=list)  # [R]
+    draw_positions: list[int] = field(default_factory=list)  # [R]
+    # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
+    prompt_rows: list[int] = field(default_factory=list)  # [N]
+    prompt_ids: list[int] = field(default_factory=list)  # [N]
+
+    @staticmethod
+    def of(num_sequences: int) -> "_Columns":
+        """Empty lists. The counts are those of S sequences from which one token is chosen and none scored;
+        `add` sets them for any other sequence.
+        """
+        return _Columns(counts=[1] * num_sequences, prompt_counts=[0] * num_sequences)
+
+    def add(self, request: Request, new: range, offset: int, select_rows: SelectRows) -> None:
+        """Add the next sequence, whose new tokens are at the positions `new`. `offset` is the row of the
+        first of them in the step.
+        """
+        s = len(self.context_lens)  # the sequence's place
+        self.context_lens.append(new.stop)
+        self.positions += new
+        known_ids = request.token_ids
+        if new.stop <= len(known_ids):
+            self.token_ids += known_ids[new.start : new.stop]
+        else:  # drafts follow the known tokens (Part 16)
+            self.token_ids += [*known_ids[new.start :], *request.draft_ids][: len(new)]
+        selected = select_rows(request, new)
+        self.counts[s] = selected.num_sampled
+        for num_drafts in range(selected.num_sampled):  # the drafts before the token that the row chooses
+            row = len(new) - selected.num_sampled + num_drafts
+            self.chosen.append(offset + row)
+            self.draws.append(_sampling_after(request, num_drafts).draw())
+            self.draw_positions.append(new.start + row + 1 - request.num_prompt_tokens)
+        num_scored = len(selected.prompt_ids)
+        self.prompt_counts[s] = num_scored
+        self.prompt_rows += range(offset, offset + num_scored)
+        self.prompt_ids += selected.prompt_ids
+
+
+def _with_scores(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
+    """`rows` with the log probabilities that the requests ask for."""
     return replace(
         rows,
         logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
         prompt_logprobs=tuple(_num_likeliest_of_prompt(request) for request, _ in work),
-        prompt=tuple(prompt_rows),
-        prompt_ids=tuple(prompt_ids),
-        prompt_counts=tuple(prompt_counts),
+        prompt=tuple(columns.prompt_rows),
+        prompt_ids=tuple(columns.prompt_ids),
+        prompt_counts=tuple(columns.prompt_counts),
     )
 
 
@@ -130,15 +155,10 @@ def _adapters(work: Scheduled, adapter_slots: Mapping[str, int] | None) -> tuple
     )
 
 
-def _new_tokens(request: Request, start: int, end: int) -> list[int]:
-    """The tokens start:end of a request's known tokens followed by its drafts."""
-    if end <= len(request.token_ids):
-        return request.token_ids[start:end]
-    return [*request.token_ids[start:], *request.draft_ids][: end - start]
-
-
 def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
-    """The sampling state for the token after `num_drafts` drafts: penalties count these drafts as output."""
+    """The sampling state for the token after the request's first `num_drafts` drafts: penalties count these
+    drafts as output.
+    """
     drafts, state = request.draft_ids[:num_drafts], request.sampling
     return state.with_drafts(drafts) if drafts and state.is_adjusted else state
 

@@ -100,7 +100,7 @@ class ContinuousScheduler(Queues):
             num_new = min(request.num_tokens_to_compute, budget)
             work.append((request, num_new))
             budget -= num_new
-        return self.take(work) if work else None
+        return self.make_step(work) if work else None
 
     def _preempt(self, request: Request) -> None:
         """Free a running request's memory for a request of better rank. Its tokens will be computed again."""

@@ -17,7 +17,7 @@ from engine.requests.step import Step
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import by_rank, fail_all
 
-GROWTH_STEPS = 64  # after this many steps without a failure, a step may be twice as large
+GROWTH_STEPS = 64  # after this many steps in which memory did not run out, a step may be twice as large
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -75,7 +75,9 @@ class ElasticScheduler(ContinuousScheduler):
         return []
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
-        """As in `Queues`. After GROWTH_STEPS steps without a failure, the next may be twice as large."""
+        """As in `Queues`. After GROWTH_STEPS steps since memory ran out or the limits last grew, both limits
+        double, up to their values at the start.
+        """
         super().update(step, drafts)
         self._num_succeeded += 1
         if self._num_succeeded >= GROWTH_STEPS:

@@ -12,7 +12,7 @@ class FIFOScheduler(Queues):
         drafts behind it, in each. Room in the cache is reserved first.
 
         Returns None if no request runs or can be admitted, if the running request has nothing to compute, or
-        if the cache has no room for its tokens. No token counts as computed then that did not before.
+        if the cache has no room for its tokens. No further token counts as computed then.
         """
         if not self.running and self.waiting:
             self.admit_next()
@@ -22,4 +22,4 @@ class FIFOScheduler(Queues):
         num_new = request.num_tokens_to_compute
         if not num_new or not self.cache.reserve(request, request.num_computed_tokens + num_new):
             return None  # the request's last token has not landed (a request alone in the cache has room)
-        return self.take([(request, num_new)])
+        return self.make_step([(request, num_new)])

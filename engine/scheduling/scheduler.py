@@ -18,8 +18,8 @@ from engine.scheduling.batching import Scheduled, SelectRows, make_batch, sample
 
 class Scheduler(Protocol):
     """Chooses the requests of each step. One thread makes all calls, in this order for each step: `schedule`,
-    then `update` if the step succeeded or `rollback` if it failed, then `finish` for requests that ended.
-    `Queues` documents the methods.
+    then `update` if the step succeeded or `rollback` if it failed, then `finish` for requests that ended. In
+    between, the next step may be scheduled (Part 13). `Queues` documents the methods.
     """
 
     cache: KVCacheManager
@@ -66,7 +66,7 @@ class Queues:
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._select_rows = adapter_slots, select_rows
         self.waiting: list[Request] = []  # best rank first
-        self.running: list[Request] = []  # in order of admission
+        self.running: list[Request] = []  # in order of admission, unless the scheduler sorts them
         self._arrivals = 0
 
     def add(self, request: Request) -> None:
@@ -84,7 +84,7 @@ class Queues:
         """Move the first waiting request to the running requests, and return it. At least one must wait.
 
         Requests whose adapters have no slot are passed over (`_first_with_slot`). Returns None if all waiting
-        requests wait for a slot, or if the cache has no room for the request now.
+        requests wait for a slot, or if the cache cannot admit the request now.
         """
         request = self._first_with_slot()
         if request is None:
@@ -93,7 +93,7 @@ class Queues:
         if num_cached is None:
             return None
         request.num_computed_tokens = num_cached
-        if not request.num_preemptions:  # later, the cache may have the tokens because of the request itself
+        if not request.num_preemptions:  # once preempted, it may find tokens that it has computed itself
             request.num_cached_tokens = num_cached
         request.state = State.RUNNING
         self.waiting.remove(request)
@@ -125,7 +125,7 @@ class Queues:
                 return request
         return None
 
-    def take(self, work: Scheduled) -> Step:
+    def make_step(self, work: Scheduled) -> Step:
         """Make the step of `work`. The new tokens count as computed from now on, until a `rollback`."""
         adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
         batch = make_batch(work, self.cache, adapter_slots, self._select_rows)
@@ -152,7 +152,7 @@ class Queues:
             self.cache.commit(request, min(context_lens[s], num_known - 1))
 
     def rollback(self, step: Step) -> None:
-        """Undo `take` for a step that has failed: its tokens do not count as computed any more, and the
+        """Undo `make_step` for a step that has failed: its tokens do not count as computed any more, and the
         placeholders of the tokens that it did not choose are removed. The next step repeats the failed step's
         copies, since the failed step may not have made them.
         """

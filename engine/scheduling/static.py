@@ -39,4 +39,4 @@ class StaticScheduler(Queues):
                 return None
             if num_new:
                 work.append((request, num_new))
-        return self.take(work) if work else None
+        return self.make_step(work) if work else None

@@ -69,12 +69,12 @@ def _compose(
     executor = devices.executor
     draft_executor: Executor | None = devices.draft
     if recording is not None:
-        recording.about(about(args))
+        recording.write_about(about(args))
         executor = RecordedExecutor(executor, recording, "model")
         if draft_executor is not None:
             draft_executor = RecordedExecutor(draft_executor, recording, "draft")
         if slots:
-            slots.on_assign.append(lambda slot, adapter: recording.adapter(slot, adapter.folder))
+            slots.on_assign.append(lambda slot, adapter: recording.write_adapter(slot, adapter.folder))
     # 2. The scheduler, with a plan of the model's memory for keys and values.
     scheduler = ElasticScheduler(
         plan_of(args, devices.memory, None if devices.draft_config else devices.config.window),

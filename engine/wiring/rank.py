@@ -12,11 +12,11 @@ import threading
 
 import torch
 
-from engine.core.mailbox import error_text
 from engine.parallel.executor import follow
 from engine.parallel.group import Group
 from engine.parallel.launch import READY
 from engine.parallel.rank import Rank
+from engine.requests.request import error_text
 from engine.wiring.devices import load_one_device
 from engine.wiring.engine_args import EngineArgs
 

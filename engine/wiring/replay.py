@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engine.cache.slots import SlotMemory
-from engine.execution.recording import Bounds, Compared, run_again
+from engine.execution.recording import Bounds, ComparedStep, run_again
 from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.machine.version import ruvon_version
@@ -38,7 +38,7 @@ def about(args: EngineArgs) -> dict[str, Any]:
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
 
 
-def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
+def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]:
     """Run every step of the recording again, and yield how the tokens compare with the recorded ones.
 
     `model` replaces the recorded model's name or folder, because the folder may lie elsewhere on this

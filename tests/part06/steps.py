@@ -18,7 +18,7 @@ class Everybody(Queues):
             pass
         for request in self.running:
             self.cache.reserve(request, len(request.token_ids))
-        return self.take([(r, r.num_tokens_to_compute) for r in self.running]) if self.running else None
+        return self.make_step([(r, r.num_tokens_to_compute) for r in self.running]) if self.running else None
 
 
 class Countdown:

@@ -143,7 +143,7 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
 
 def test_a_call_that_was_answered_is_not_there_any_more_when_the_engine_ends(engine):
     assert asyncio.run(engine.between_steps(lambda: "done")) == "done"
-    assert not engine._between_steps, "nobody waits for it: the end has nothing to tell"
+    assert not engine._uncalled, "nobody waits for it: the end has nothing to tell"
     engine.stop()
     assert not engine._thread or not engine._thread.is_alive()
 

@@ -123,10 +123,10 @@ def test_each_row_is_drawn_at_its_place_in_the_output():
 
 def test_tokens_taken_count_as_computed_and_batch_keeps_their_places():
     long, scheduler = request(9), Queues(BlockCache(1, 1))
-    step = scheduler.take([(long, 5)])
+    step = scheduler.make_step([(long, 5)])
     assert (step.requests, step.pending, step.error) == ((long,), None, None)
     assert (long.num_computed_tokens, long.num_tokens_to_compute) == (5, 4)
-    assert scheduler.take([(long, 4)]).batch.positions == (5, 6, 7, 8)
+    assert scheduler.make_step([(long, 4)]).batch.positions == (5, 6, 7, 8)
     assert step.batch.positions == (0, 1, 2, 3, 4)
 
 

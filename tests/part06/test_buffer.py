@@ -71,7 +71,7 @@ def test_a_sequence_has_the_logits_of_part_3s_cache_whoever_was_there_before(mod
         request, expected = make_request(name, prompt, 9), CachedForward(model)
         scheduler.cache.admit(request)
         for new in (prompt - 1, 1, 1, 1):  # a prompt in two chunks, then a token a step
-            logits = way(scheduler.take([(request, new)]).batch).values
+            logits = way(scheduler.make_step([(request, new)]).batch).values
             if request.num_tokens_to_compute == 0:
                 assert (logits[0] - expected(request.token_ids)).abs().max() <= 1e-4
                 request.token_ids.append(int(logits[0].argmax()))
@@ -83,7 +83,7 @@ def test_a_step_that_is_computed_again_gives_the_same_logits(model, queues):
     request = make_request("a", 6, 9)
     scheduler.cache.admit(request)
     for _ in range(2):
-        batch = scheduler.take([(request, request.num_tokens_to_compute)]).batch
+        batch = scheduler.make_step([(request, request.num_tokens_to_compute)]).batch
         first, again = way(batch).values, way(batch).values
         assert torch.equal(first, again), "a record says where its tokens lie; the memory counts nothing"
         request.token_ids.append(int(first[0].argmax()))

@@ -16,7 +16,7 @@ from tests.part06.steps import make_request
 def batch() -> Batch:
     """Two sequences, each with a row that chooses."""
     requests = [make_request(name, prompt=1, output=1) for name in "ab"]
-    return Queues(BlockCache(1, 1)).take([(request, 1) for request in requests]).batch
+    return Queues(BlockCache(1, 1)).make_step([(request, 1) for request in requests]).batch
 
 
 class Fixed:

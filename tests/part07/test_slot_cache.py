@@ -36,7 +36,7 @@ class Slots:
 
     def take(self, *work) -> Batch:
         """A step of these (request, new tokens)."""
-        return Queues(self.plan).take(work).batch
+        return Queues(self.plan).make_step(work).batch
 
     def attention(self, *work):
         """Its `attend`."""

@@ -68,7 +68,7 @@ def paged(num_blocks: int, block_size: int = P, config=TWO_LAYERS, **options) ->
 
 def take(cache: PagedCache, *work: tuple[Request, int]) -> Step:
     """The step of these (sequence, new tokens), which count as computed from here on."""
-    return Queues(cache, ADAPTERS).take(work)
+    return Queues(cache, ADAPTERS).make_step(work)
 
 
 def make_copies(cache: WatchedCache) -> None:

@@ -93,7 +93,7 @@ def test_a_step_that_failed_is_done_again_and_each_copy_is_made_once(fails, monk
     move = cache.memory.move
     monkeypatch.setattr(cache.memory, "move", lambda copy: (made.append(copy.number), move(copy)))
     cache.reserve(child, 10)
-    failed = queues.take([(child, 1)])
+    failed = queues.make_step([(child, 1)])
     if fails == "behind them":
         (way,) = runner.ways
         way.fail_next = RuntimeError("no")
@@ -101,7 +101,7 @@ def test_a_step_that_failed_is_done_again_and_each_copy_is_made_once(fails, monk
             runner.submit(failed.batch)
     queues.rollback(failed)
     cache.memory.memory[:, :, table(cache, a)[2], 2:] = torch.nan  # what the child's copy must not have
-    again = queues.take([(child, 1)])
+    again = queues.make_step([(child, 1)])
     assert again.batch.copies == failed.batch.copies, "copies come again with the next step"
     runner.submit(again.batch)
     assert made == [0], "each copy is made once"
@@ -126,7 +126,7 @@ def test_a_record_may_be_played_again():
     for seq in (a, b):
         back(cache, seq)
         cache.reserve(seq, len(seq.token_ids))
-    taken = queues.take([(a, 10), (b, 3)])
+    taken = queues.make_step([(a, 10), (b, 3)])
     first = runner.submit(taken.batch).result()
     runner.before.clear()  # the plan is no longer what it was
     assert runner.submit(taken.batch).result().tokens == first.tokens
@@ -162,7 +162,7 @@ def test_a_runner_without_a_memory_refuses_a_step_with_copies():
     back(cache, child)
     cache.reserve(child, 10)
     with pytest.raises(ValueError, match="1 copies of blocks, and this runner has no memory"):
-        ModelRunner([PageReader(cache)]).submit(Queues(cache).take([(child, 1)]).batch)
+        ModelRunner([PageReader(cache)]).submit(Queues(cache).make_step([(child, 1)]).batch)
 
 
 def test_a_new_plan_of_the_same_memory_has_its_copies_made():

@@ -33,7 +33,7 @@ from tests.part13.aheads import (
 
 def record(*work) -> Batch:
     """Of these (sequence, new tokens), wherever they lie."""
-    return Queues(BlockCache(8, 8)).take(work).batch
+    return Queues(BlockCache(8, 8)).make_step(work).batch
 
 
 def test_a_placeholder_stands_for_the_row_that_its_request_had_in_the_last_step():

@@ -88,7 +88,7 @@ class Told:
         chosen = [(self.requests[name], n) for name, n in work]
         for request, n in chosen:
             assert self.cache.reserve(request, request.num_computed_tokens + n)
-        return Queues(self.cache).take(chosen).batch
+        return Queues(self.cache).make_step(chosen).batch
 
     def tell(self, token_id: int, *names: str) -> Batch:
         """The step in which each of them has one new token."""

@@ -98,7 +98,7 @@ def record(plan, *work) -> Batch:
     """Of the step of these (request, new tokens)."""
     for request, n in work:
         assert plan.reserve(request, request.num_computed_tokens + n)
-    return Queues(plan).take(work).batch
+    return Queues(plan).make_step(work).batch
 
 
 def played(model, memory: PageMemory, ways: list) -> tuple[list[torch.Tensor], list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.execution.recording import Bounds, Compared
+from engine.execution.recording import Bounds, ComparedStep
 from engine.requests.batch import PLACEHOLDER
 from engine.requests.wire import from_json
 from engine.wiring.replay import replay
@@ -155,7 +155,7 @@ def test_whatever_is_changed_in_a_recording_it_is_refused_or_it_runs(recorded, t
         lines = copy.deepcopy(good)
         number = rng.choice([0, *[i for i, line in enumerate(lines) if "batch" in line]])
         put(lines[number], rng.choice(list(leaves(lines[number]))), rng.choice(values))
-        compared: list[Compared] = []
+        compared: list[ComparedStep] = []
         try:
             compared += replay(write(tmp_path / "file", lines))
         except ValueError as error:
