@@ -118,6 +118,6 @@ def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[
     K = layer.in_features
     constants = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}
     if isinstance(layer, Int4Linear):
-        tensors = layer.packed.view(torch.int32), layer.scale, layer.low
+        tensors = layer.nibbles.view(torch.int32), layer.scale, layer.low
         return tensors, constants | {"GROUP": layer.group_size}
     return (layer.codes.view(torch.int64), layer.scale, layer.scale), constants | {"GROUP": 0}

@@ -44,8 +44,8 @@ def main() -> None:
                 int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
                 for group_size in (32, 128) if K == 4096 else (64,):
                     groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
-                    packed = torch.zeros(N, K // 2, dtype=torch.uint8)
-                    int4_linear(x, packed, groups, groups, bias, group_size)
+                    nibbles = torch.zeros(N, K // 2, dtype=torch.uint8)
+                    int4_linear(x, nibbles, groups, groups, bias, group_size)
     print(*sorted(set(found)))
 
 
