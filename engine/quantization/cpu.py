@@ -133,13 +133,13 @@ def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor,
         nibbles = F.pad(nibbles, (0, missing_bytes))
     aten_fits = bias.dtype is ATEN_DTYPE and len(nibbles) % 16 == 0  # PyTorch's kernel needs N in sixteens
     kernel = _aten_by_groups if aten_fits else _even_and_odd
-    padded = kernel(nibbles, scale, low, bias, group_size)
+    packed = kernel(nibbles, scale, low, bias, group_size)  # its product takes x[T, padded_K]
     if padded_K == K:
-        return padded
-    packed_bytes = padded.packed_bytes
+        return packed
+    packed_bytes = packed.packed_bytes
     if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
         packed_bytes = _bytes(nibbles, scale, low)
-    return Packed(lambda x: padded.product(F.pad(x, (0, padded_K - K))), packed_bytes)
+    return Packed(lambda x: packed.product(F.pad(x, (0, padded_K - K))), packed_bytes)
 
 
 def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:

@@ -3,7 +3,7 @@
 Promises the products of products.py up to rounding. Up to MAX_CODE_ROWS rows of x (a decode step) are
 multiplied by codes (engine/kernels/quantized_matmul.py). More rows (a prompt) are multiplied by weights,
 which each call makes from the codes: with many rows the time goes into arithmetic, and not into reading the
-weights. All kernels read the layer's own codes. Needs the package triton.
+weights. All products read the layer's own codes. Needs the package triton.
 """
 
 import torch.nn.functional as F

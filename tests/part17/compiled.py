@@ -32,10 +32,10 @@ def main() -> None:
         folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
         row = QuantizedSingleRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
         row.multiprocessors, row.tiles = 132, dict.fromkeys(row.tiles, Tile(2, 4, 1))
-        _, _, up, down = row.operands.blocks[0]
-        row.embed(numbers(), numbers())
-        row.norm_linear("up", up, row.inner, gelu=True)
-        row.linear_add("down", row.inner, down)
+        block = row.operands.blocks[0]
+        row.launch_embed(numbers(), numbers())
+        row.launch_norm_linear("up", block.up, row.inner, gelu=True)
+        row.launch_linear_add("down", row.inner, block.down)
     for dtype in (torch.bfloat16, torch.float32):
         for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
             bias = torch.zeros(N, dtype=dtype)
