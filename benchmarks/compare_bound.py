@@ -23,8 +23,8 @@ import httpx
 
 from benchmarks.record import ROOT, record, show, whole_numbers
 from engine.load.client import Endpoint
-from engine.load.plan import Job, text
-from engine.load.run import client
+from engine.load.plan import Job, random_text
+from engine.load.run import http_client
 
 QUESTION = "What does a bound on the queue cost, if everybody obeys Retry-After?"
 PROMPT_TOKENS, NEW_TOKENS = 16, (160, 960)
@@ -54,7 +54,7 @@ async def crowd(url: str, people: int, before: int) -> dict:
     """
     random, loop = Random(0), asyncio.get_running_loop()
     told: list[float] = []
-    async with client(url) as http:
+    async with http_client(url) as http:
         endpoint = Endpoint(http, "storyteller", fields={"temperature": 0, "ignore_eos": True})
 
         async def person(job: Job) -> None:
@@ -66,7 +66,9 @@ async def crowd(url: str, people: int, before: int) -> dict:
                 told.append(seen.retry_after)
                 await asyncio.sleep(seen.retry_after)
 
-        jobs = [Job(0.0, text(PROMPT_TOKENS, random), random.randint(*NEW_TOKENS)) for _ in range(people)]
+        jobs = [
+            Job(0.0, random_text(PROMPT_TOKENS, random), random.randint(*NEW_TOKENS)) for _ in range(people)
+        ]
         for job in jobs[:before]:
             await person(job)
         start, steps = loop.time(), await num_steps(http)

@@ -21,9 +21,9 @@ from random import Random
 import httpx
 
 from engine.load.client import PATHS, Endpoint
-from engine.load.plan import Job, Span, endless, poisson, replay
-from engine.load.report import Limits, figures, generator_lag, tables
-from engine.load.run import Run, client, first_model
+from engine.load.plan import Job, Span, endless_jobs, jobs_of_trace, poisson_jobs
+from engine.load.report import LatencyLimits, generator_lag, run_figures, tables
+from engine.load.run import Run, first_model, http_client
 
 CONTEXT = 1024  # storyteller's, and GPT-2's
 
@@ -43,9 +43,9 @@ def positive(text: str) -> float:
     return float(text)
 
 
-def limits(text: str) -> Limits:
+def limits(text: str) -> LatencyLimits:
     try:
-        return Limits.parse(text)
+        return LatencyLimits.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -93,7 +93,7 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
     sizes = options.prompt_tokens, options.max_tokens, random
     spans = {"prompt_tokens": list(options.prompt_tokens), "max_tokens": list(options.max_tokens)}
     if options.trace:
-        trace = replay(options.trace, options.context, options.seconds, random, options.rate)
+        trace = jobs_of_trace(options.trace, options.context, options.seconds, random, options.rate)
         jobs = trace.jobs
         workload |= {
             "arrivals": options.trace.name, "speed": trace.speed, "size_factor": trace.size_factor,
@@ -103,7 +103,7 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
         jobs = None
         workload |= {"arrivals": "closed loop", "users": options.concurrency} | spans
     else:
-        jobs = poisson(options.rate, options.seconds, *sizes)
+        jobs = poisson_jobs(options.rate, options.seconds, *sizes)
         workload |= {"arrivals": "Poisson", "rate": options.rate} | spans
 
     with Board(jobs, options.seconds) as tick:
@@ -111,10 +111,10 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
         work = (
             run.open_loop(jobs)
             if jobs is not None
-            else run.closed_loop(endless(*sizes), options.concurrency, options.seconds)
+            else run.closed_loop(endless_jobs(*sizes), options.concurrency, options.seconds)
         )
         await run.watch(work, tick)
-    return workload, figures(run.records, run.start, run.wakeup_delays, options.slo)
+    return workload, run_figures(run.records, run.start, run.wakeup_delays, options.slo)
 
 
 class Board:
@@ -162,7 +162,7 @@ def main(given: list[str] | None = None) -> None:
     options = arguments(given)
 
     async def run() -> tuple[dict, dict]:
-        async with client(options.url, options.api_key) as http:
+        async with http_client(options.url, options.api_key) as http:
             return await load(options, http)
 
     try:

@@ -308,7 +308,7 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
     from engine.execution.runner import EagerWay, ModelRunner, Way
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
-    from engine.kernels.prompt_rows import prompt_forward
+    from engine.kernels.prompt_rows import gpt2_prompt_forward
     from engine.scheduling.continuous import ContinuousScheduler
     from engine.wiring.attention_kernel import attention_kernel
 
@@ -328,7 +328,7 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
         last, plain = LastTokens(rows, device), ModelStep(model, list(memory.keys), list(memory.values))
         step = steps(model, memory, rows) if tuned else lambda _: plain
         graphs = DecodeGraphs(step, last, V, rows, width, capture=True)
-        return engine(kind, [GraphWay(graphs, V)], last, prompt_forward(model))
+        return engine(kind, [GraphWay(graphs, V)], last, gpt2_prompt_forward(model))
 
     def one_by_one() -> LLMEngine:
         return engine(LLMEngine, [], LastTokens(rows, device))

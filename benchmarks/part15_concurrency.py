@@ -19,9 +19,9 @@ from rich.progress import track
 from benchmarks.part08_http_latency import HOST, MODEL, Make, serve
 from benchmarks.record import record, show, whole_numbers
 from engine.load.client import Endpoint, RequestRecord
-from engine.load.plan import Job, endless
+from engine.load.plan import Job, endless_jobs
 from engine.load.report import spread
-from engine.load.run import client
+from engine.load.run import http_client
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.static import StaticScheduler
@@ -53,9 +53,9 @@ def schedulers(seats: int) -> dict[str, Make]:
 async def point(url: str, users: int) -> dict:
     """Latencies in ms and tokens a second, with so many users."""
     rounds = max(3, LEAST_ANSWERS // users + 2)
-    jobs = endless(PROMPT_TOKENS, NEW_TOKENS, Random(users))
+    jobs = endless_jobs(PROMPT_TOKENS, NEW_TOKENS, Random(users))
     work = [[next(jobs) for _ in range(rounds)] for _ in range(users)]
-    async with client(url) as http:
+    async with http_client(url) as http:
         endpoint = Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
 
         async def user(jobs: Sequence[Job]) -> list[RequestRecord]:

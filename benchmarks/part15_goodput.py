@@ -27,9 +27,9 @@ from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
 from engine.load.client import Endpoint
-from engine.load.plan import endless, poisson
-from engine.load.report import Limits
-from engine.load.run import Run, client
+from engine.load.plan import endless_jobs, poisson_jobs
+from engine.load.report import LatencyLimits
+from engine.load.run import Run, http_client
 from engine.models.loader import load_model
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.admission import Admission
@@ -79,21 +79,21 @@ def serve(pipe: Connection, seats: int, bound: int, request_timeout: float | Non
 
 async def full_seats(url: str, seats: int) -> float:
     """Answers per second when every seat is taken and somebody waits."""
-    async with client(url) as http:
+    async with http_client(url) as http:
         run = Run(Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True}).ask)
-        await run.closed_loop(endless(PROMPT_TOKENS, NEW_TOKENS, Random(0)), 2 * seats, CAPACITY_SECONDS)
+        await run.closed_loop(endless_jobs(PROMPT_TOKENS, NEW_TOKENS, Random(0)), 2 * seats, CAPACITY_SECONDS)
         in_time = [seen for seen in run.records if seen.end <= run.start + CAPACITY_SECONDS]
         return len(in_time) / CAPACITY_SECONDS
 
 
 async def offered(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
     """What comes of `rate` requests per second: figures per second, of the requests of the second half."""
-    jobs = poisson(rate, seconds, PROMPT_TOKENS, NEW_TOKENS, Random(seed))
-    async with client(url) as http:
+    jobs = poisson_jobs(rate, seconds, PROMPT_TOKENS, NEW_TOKENS, Random(seed))
+    async with http_client(url) as http:
         run = Run(Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True}).ask)
         await run.watch(run.open_loop(jobs))
     counted = [seen for seen in run.records if seen.due >= run.start + seconds / 2]
-    good = Limits(e2e=GOOD_SECONDS)
+    good = LatencyLimits(e2e=GOOD_SECONDS)
     return {
         "asked": len(counted) / (seconds / 2),
         "in_time": sum(map(good.are_met, counted)) / (seconds / 2),

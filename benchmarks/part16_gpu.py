@@ -31,7 +31,7 @@ from engine.execution.graphs import steps as plain_steps
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.verifying import verifying_steps
-from engine.kernels.verify_attend import MOST_NEW
+from engine.kernels.verify_attend import MAX_NEW_TOKENS
 from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
 from engine.requests.request import Request
@@ -189,8 +189,10 @@ def main() -> None:
     last, draft_last = LastTokens(people, place), LastTokens(people, place)
     plain = graphs_of(target, memory, last, plain_steps, sorted(set(options.sequences)), length)
     sizes, few = (sizes_for(options.sequences, range(1, new + 1)) for new in (most, 2))
-    verifying = graphs_of(target, memory, last, verifying_steps, sizes, length, MOST_NEW)
-    reading = graphs_of(draft, second, draft_last, verifying_steps, few, length, MOST_NEW, in_flight=MOST + 1)
+    verifying = graphs_of(target, memory, last, verifying_steps, sizes, length, MAX_NEW_TOKENS)
+    reading = graphs_of(
+        draft, second, draft_last, verifying_steps, few, length, MAX_NEW_TOKENS, in_flight=MOST + 1
+    )
     print(f"loaded and captured: {time.perf_counter() - began:.0f} s", flush=True)
 
     def runner_of(model, memory, last, *ways) -> ModelRunner:

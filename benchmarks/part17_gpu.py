@@ -26,7 +26,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
-from engine.kernels.prompt_rows import prompt_forward
+from engine.kernels.prompt_rows import gpt2_prompt_forward
 from engine.models.loader import load_model
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
 from engine.scheduling.continuous import ContinuousScheduler
@@ -60,7 +60,7 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
     V, width = model.config.vocab_size, LONGEST // 16
     graphs = DecodeGraphs(steps(model, memory, 1), last, V, 1, width, device.type == "cuda")
     runner = ModelRunner(
-        [GraphWay(graphs, V), EagerWay(model, memory, prompt_forward(model), last.upload)],
+        [GraphWay(graphs, V), EagerWay(model, memory, gpt2_prompt_forward(model), last.upload)],
         memory,
         last_tokens=last,
     )

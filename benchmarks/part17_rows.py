@@ -97,7 +97,7 @@ def operands_of(row: QuantizedSingleRow, name: str) -> list[Operand]:
     """As the chain's kernels take them."""
     if name == "head":
         return [row.operands.head] * 2
-    return [block[("qkv", "proj", "up", "down").index(name)] for block in row.operands.blocks]
+    return [getattr(block, name) for block in row.operands.blocks]
 
 
 @torch.inference_mode()
@@ -109,10 +109,10 @@ def microseconds(row: QuantizedSingleRow, name: str, tile: Tile) -> float:
     def run() -> None:
         for operand in operands:
             if name in ("proj", "down"):
-                row.linear_add(name, row.attended if name == "proj" else row.inner, operand)
+                row.launch_linear_add(name, row.attended if name == "proj" else row.inner, operand)
             else:
                 out = {"qkv": row.qkv, "up": row.inner, "head": row.logits}[name]
-                row.norm_linear(name, operand, out, gelu=name == "up")
+                row.launch_norm_linear(name, operand, out, gelu=name == "up")
 
     row.x.normal_(), row.attended.normal_(), row.inner.normal_()
     run()
@@ -150,14 +150,14 @@ def check(model: nn.Module, row: QuantizedSingleRow, name: str) -> float:
     if name in ("proj", "down"):
         a = row.attended if name == "proj" else row.inner
         row.x.zero_(), a.normal_()
-        row.linear_add(name, a, first)
+        row.launch_linear_add(name, a, first)
         got, want = usual(row.x), layer.plain((a if name == "proj" else usual(a))[None].float())[0]
     else:
         block = model.blocks[0]
         norm = {"qkv": block.norm1, "up": block.norm2, "head": model.norm}[name]
         out = {"qkv": row.qkv, "up": row.inner, "head": row.logits}[name]
         row.x.normal_()
-        row.norm_linear(name, first, out, gelu=name == "up")
+        row.launch_norm_linear(name, first, out, gelu=name == "up")
         factors = norm.weight.float(), norm.bias.float(), row.config.norm_eps
         want = layer.plain(F.layer_norm(usual(row.x), (D,), *factors)[None])[0]
         got = out.view(-1)

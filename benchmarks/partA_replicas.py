@@ -23,9 +23,9 @@ from random import Random
 from benchmarks.record import record, show, whole_numbers
 from engine.demo.server import environment, served
 from engine.load.client import Endpoint
-from engine.load.plan import endless
-from engine.load.report import figures
-from engine.load.run import Run, client
+from engine.load.plan import endless_jobs
+from engine.load.report import run_figures
+from engine.load.run import Run, http_client
 
 MODEL = "storyteller"
 START_SECONDS = 240
@@ -55,12 +55,12 @@ def clustered(log: Path, *arguments: str) -> Iterator[str]:
 
 async def load(url: str, users: int, seconds: float) -> dict:
     """`engine/load/report.py`'s figures of a closed loop."""
-    async with client(url) as http:
+    async with http_client(url) as http:
         endpoint = Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
         run = Run(endpoint.ask)
-        jobs = endless(PROMPT_TOKENS, MAX_TOKENS, Random(0))
+        jobs = endless_jobs(PROMPT_TOKENS, MAX_TOKENS, Random(0))
         await run.watch(run.closed_loop(jobs, users, seconds))
-    return figures(run.records, run.start, run.wakeup_delays)
+    return run_figures(run.records, run.start, run.wakeup_delays)
 
 
 def measured(side: str, folder: Path, users: int, seconds: float) -> dict:

@@ -16,7 +16,7 @@ import httpx
 
 from benchmarks.partA_replicas import MODEL, clustered
 from benchmarks.record import record, show, whole_numbers
-from engine.load.plan import text
+from engine.load.plan import random_text
 
 ANSWER_TOKENS = 40
 WITHOUT, WITH = "without the header", "with x-session-id"
@@ -40,7 +40,7 @@ def talk(url: str, conversations: int, turns: int, words: int, label: str, stick
     histories: list[list[dict]] = [[] for _ in range(conversations)]
     for turn in range(turns):
         for number, history in enumerate(histories):
-            said = f"{label} {number} {turn} {text(words, random)}"
+            said = f"{label} {number} {turn} {random_text(words, random)}"
             history.append({"role": "user", "content": said})
             body = {"model": MODEL, "messages": history, "max_tokens": ANSWER_TOKENS, "temperature": 0}
             headers = {"x-session-id": f"{label}-{number}"} if sticky else {}

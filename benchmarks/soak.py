@@ -25,7 +25,7 @@ import httpx
 from benchmarks.load_process import Held, at_rest, held, more
 from benchmarks.soak_clients import PATIENCE, Clients
 from engine.demo.server import served
-from engine.load.run import client, first_model
+from engine.load.run import first_model, http_client
 
 WARM_UP = 10  # visits of each client, before the first count: pools and caches fill when they are first used
 GROWTH_MB = 64  # of memory, from the first count to the last: what is more is called a leak
@@ -59,7 +59,7 @@ async def soak(
     """Send `clients` at once to the server at `url`, whose process is `pid`: for so many `seconds`, or until
     each has made so many `visits`.
     """
-    async with client(url) as http:
+    async with http_client(url) as http:
         crowd = Clients(http, await first_model(http))
         await crowd.learn()
         with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as watcher:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from engine.load.report import Limits
+from engine.load.report import LatencyLimits
 
-LIMIT_FIELDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
+LIMIT_FIELDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of LatencyLimits
 
 
 def request_url(base_url: str, endpoint: str | None) -> str | None:
@@ -48,7 +48,7 @@ def percentile_of(number: str) -> float:
     return value
 
 
-def latency_limits(goodput: list[str] | None) -> Limits | None:
+def latency_limits(goodput: list[str] | None) -> LatencyLimits | None:
     """The limits of --goodput, each written as in vLLM: `ttft:500` is 500 milliseconds. None without limits.
     Raises ValueError if a name is unknown or comes twice, or if a value is not a number above 0.
     """
@@ -67,4 +67,4 @@ def latency_limits(goodput: list[str] | None) -> Limits | None:
                 f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
             )
         seconds[field] = value
-    return Limits(**seconds)
+    return LatencyLimits(**seconds)

@@ -32,8 +32,8 @@ from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
-from engine.load.report import figures
-from engine.load.run import Ask, Run, client, first_model
+from engine.load.report import run_figures
+from engine.load.run import Ask, Run, first_model, http_client
 from engine.wiring.neutral_options import Neutral
 
 WORKLOAD, METRICS = "Workload", "Metrics"
@@ -179,7 +179,7 @@ def bench_serve(
         )
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
-    measured = figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
+    measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
     date = f"{datetime.now():%Y%m%d-%H%M%S}"
     result = {
         "date": date,
@@ -214,7 +214,7 @@ async def _send_all(
     """Send the warmups, and then the jobs. Returns the run of the jobs, and the model's name in requests:
     `model`, or by default the name of the server's first.
     """
-    async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
+    async with http_client(base_url, os.environ.get("RUVON_API_KEY")) as http:
         name = model or await first_model(http)
         ask = _with_bound(make_endpoint(http, name), max_concurrency)
         now = asyncio.get_running_loop().time()

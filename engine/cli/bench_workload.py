@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from engine.load.plan import text as random_words
+from engine.load.plan import random_text
 
 MAX_TRIES = 10  # to make a prompt of a given number of tokens
 
@@ -56,16 +56,16 @@ def prompt_writer(tokenizer: str | None, random: Random) -> Callable[[int], str]
     it finds no prompt of that length.
     """
     if tokenizer is None:
-        return lambda num_tokens: random_words(num_tokens, random)
+        return lambda num_tokens: random_text(num_tokens, random)
     from engine.text.tokenizer import Tokenizer
 
     encoder = Tokenizer.from_pretrained(tokenizer)
 
     def write_prompt(num_tokens: int) -> str:
         for _ in range(MAX_TRIES):
-            words = random_words(num_tokens, random)
+            words = random_text(num_tokens, random)
             while len(token_ids := encoder.encode(words)) < num_tokens:
-                words += " " + random_words(num_tokens - len(token_ids), random)
+                words += " " + random_text(num_tokens - len(token_ids), random)
             # Cut to the length. The text of the cut tokens may have other tokens when it is encoded again.
             words = encoder.decode(token_ids[:num_tokens])
             if len(encoder.encode(words)) == num_tokens:

@@ -77,7 +77,7 @@ class TerminalChat:
         kept. Raises ChatFailed, and leaves the conversation as it was, if the answer fails.
         """
         turn = {"role": "user", "content": question}
-        answer, wrap = ChatAnswer(), Wrap(self.console)
+        answer, wrap = ChatAnswer(), LineWrapper(self.console)
         stream = self.client.stream([*self.messages, turn], **self.options)
         with closing(stream):  # which closes the connection, so that the server stops, too
             try:
@@ -140,7 +140,7 @@ class TerminalChat:
             self.console.print(printable(f"saved to {name}"), style="dim", markup=False, highlight=False)
 
 
-class Wrap:
+class LineWrapper:
     """Breaks lines between words while the text comes. If a word turns out too long for the rest of its line,
     the word is erased and begun again on the next line. If stdout is not a terminal, the text is not changed.
     """

@@ -27,7 +27,7 @@ from engine.telemetry.history import DATA_PATH, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
 TIMEOUT = 10  # seconds for the server's whole answer
-SOMETHING_ELSE = "answers something else than a dashboard's data"
+NOT_A_DASHBOARD = "answers something else than a dashboard's data"
 
 
 class Measure(NamedTuple):
@@ -44,7 +44,7 @@ class NoAnswer(Exception):
     """The server sent no dashboard data. The message says which server, and why."""
 
 
-def read(url: str) -> dict:
+def read_dashboard(url: str) -> dict:
     """The dashboard data of the server at `url`. Raises NoAnswer if they have not come within TIMEOUT, or if
     the answer is something else.
     """
@@ -64,7 +64,7 @@ def read(url: str) -> dict:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoAnswer(f"{address}: {error}") from error
     if not isinstance(answer, dict) or "seconds" not in answer:
-        raise NoAnswer(f"{address} {SOMETHING_ELSE}")
+        raise NoAnswer(f"{address} {NOT_A_DASHBOARD}")
     return answer
 
 
@@ -103,7 +103,7 @@ def sparkline(values: Sequence[float | None], width: int, highest: float | None 
 
 
 def board(answer: dict, width: int) -> Panel:
-    """The dashboard as a panel of `width` columns, from an answer of `read`.
+    """The dashboard as a panel of `width` columns, from an answer of `read_dashboard`.
 
     Raises LookupError, TypeError, ValueError, AttributeError or ArithmeticError if a field is missing or has
     another type.
@@ -183,11 +183,11 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
     """
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            answer = read(url)
+            answer = read_dashboard(url)
             try:
                 panel = board(answer, console.width)
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-                raise NoAnswer(f"{url} {SOMETHING_ELSE}") from error
+                raise NoAnswer(f"{url} {NOT_A_DASHBOARD}") from error
             live.update(panel, refresh=True)
             if enough():
                 break

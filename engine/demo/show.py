@@ -99,8 +99,8 @@ def _introduce(console: Console, url: str, args: EngineArgs) -> None:
 
 
 async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
-    """Let the people ask for `seconds` seconds. A terminal shows the board meanwhile; otherwise the questions
-    and answers are printed at the end. Raises httpx.HTTPError if the server is lost.
+    """Let the people ask for `seconds` seconds. A terminal shows `crowd_board` meanwhile; otherwise the
+    questions and answers are printed at the end. Raises httpx.HTTPError if the server is lost.
     """
     async with httpx.AsyncClient(timeout=MAX_SECONDS, trust_env=False) as http:
         if console.is_terminal:
@@ -109,7 +109,7 @@ async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
                     http,
                     seconds,
                     MAX_SECONDS,
-                    lambda: live.update(board(crowd, console.width), refresh=True),
+                    lambda: live.update(crowd_board(crowd, console.width), refresh=True),
                 )
             return
         await crowd.run(http, seconds, MAX_SECONDS)
@@ -118,7 +118,7 @@ async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
             console.print(f"  {person.first_answer or person.text}\n", markup=False)
 
 
-def board(crowd: Crowd, width: int) -> Table:
+def crowd_board(crowd: Crowd, width: int) -> Table:
     """A table of `width` columns: each person's question with the end of the answer, and below them the
     server's metrics.
     """

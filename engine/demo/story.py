@@ -5,6 +5,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from engine.client.untrusted import for_stdout
+from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.demo.tokens import coloured
 from engine.wiring.engine_args import EngineArgs
@@ -22,9 +23,18 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     console.print(
         Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
     )
-
     with loading(args.model):
         llm = LLM(**vars(args))
+    _show_model(console, args, llm)
+    prompt_ids = llm.tokenizer.encode(prompt)
+    console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
+    console.print(coloured(llm.tokenizer, prompt_ids))
+    output = _stream_story(console, llm, prompt, max_tokens)
+    _show_speed(console, output, len(prompt_ids))
+    console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")
+
+
+def _show_model(console: Console, args: EngineArgs, llm: LLM) -> None:
     config = llm.config
     console.print(
         f"[bold]1. Model[/]   {args.model}: {config.model_type}, {config.num_layers} layers, "
@@ -32,29 +42,32 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
         f"loaded in {llm.load_seconds:.2f} s\n"
     )
 
-    console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
-    console.print(coloured(llm.tokenizer, llm.tokenizer.encode(prompt)))
 
+def _stream_story(console: Console, llm: LLM, prompt: str, max_tokens: int) -> RequestOutput:
+    """Print the prompt and the story as it comes. Returns the last output, which has the whole story."""
     console.print(
         "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
     )
     console.print(prompt, style="bold", end="", highlight=False)
     num_printed = 0  # characters
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
-        story = output.outputs[0]
+        text = output.outputs[0].text
         # Console.print takes longer for a token than the model does.
-        print(for_stdout(story.text[num_printed:]), end="", flush=True)
-        num_printed = len(story.text)
+        print(for_stdout(text[num_printed:]), end="", flush=True)
+        num_printed = len(text)
+    return output
 
+
+def _show_speed(console: Console, output: RequestOutput, num_prompt_tokens: int) -> None:
     stats = output.stats
     assert stats is not None  # every output of an engine has them
-    reason = "the model ended the story" if story.finish_reason == "stop" else "it reached --max-tokens"
+    ended = output.outputs[0].finish_reason == "stop"
+    reason = "the model ended the story" if ended else "it reached --max-tokens"
     table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")
+    table.add_row("prompt", f"{num_prompt_tokens} tokens")
     table.add_row("output", f"{len(stats.token_times)} tokens ({reason})")
     table.add_row("time to first token", f"{stats.time_to_first_token * 1e3:.1f} ms")
     table.add_row("time per output token", f"{stats.time_per_output_token * 1e3:.2f} ms")
     table.add_row("speed", f"{stats.tokens_per_second:,.0f} tokens/s")
     console.print("\n\n[bold]4. Speed[/]")
     console.print(table)
-    console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")

@@ -38,22 +38,22 @@ class AppendAttend:
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
         """`head_dim`: a power of two, at least MIN_HEAD_DIM."""
-        self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 32  # for the interpreter: enough for tests to split sequences
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.max_programs = 32  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
-            self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
-        self.parts = torch.empty(self.programs, head_dim, device=device)
-        self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
+            self.max_programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+        self.parts = torch.empty(self.max_programs, head_dim, device=device)
+        self.stats = torch.empty(2, self.max_programs, device=device)  # maximum and total of each part
         # For each row and head, the number of programs that have stored their part. 0 between two steps.
-        self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
+        self.arrived = torch.zeros(self.max_programs, device=device, dtype=torch.int32)
 
-    def splits(self, rows: int) -> int:
-        """The number of programs among which each head of `rows` sequences is split.
+    def num_splits(self, num_rows: int) -> int:
+        """The number of programs among which each head of `num_rows` sequences is split.
 
         1, or a power of two from MIN_SPLITS on. All heads of all sequences together have at most
-        `self.programs` programs if they are split.
+        `max_programs` programs if they are split.
         """
-        max_splits = self.programs // (rows * self.heads)
+        max_splits = self.max_programs // (num_rows * self.num_heads)
         splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
         return splits if splits >= MIN_SPLITS else 1
 
@@ -68,19 +68,19 @@ class AppendAttend:
         nothing. A row of length 0 is padding: its result is not written. `pdl`: launch with PDL (`pdl.py`).
         """
         S = len(qkv)
-        splits = self.splits(S)
+        splits = self.num_splits(S)
         tensors = qkv, bias, keys, values, slots, tables, lens, out
         scalars = tables.stride(0), self.head_dim**-0.5
-        shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
+        shape = {"H": self.num_heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
             tile = WHOLE_TILE if pdl else WHOLE_TILE_WITHOUT_PDL
-            _attend_whole[(self.heads, S)](
+            _attend_whole[(self.num_heads, S)](
                 *tensors, *scalars, **shape, **tile, ROWS=MIN_DOT_SIZE, PDL=pdl, launch_pdl=pdl
             )
         else:
             tile = SPLIT_TILE if self.head_dim <= 64 else SPLIT_TILE_WIDE_HEAD
             scratch = self.parts, *self.stats, self.arrived
-            _attend_split[(self.heads, S, splits)](
+            _attend_split[(self.num_heads, S, splits)](
                 *tensors, *scratch, *scalars, **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl
             )
 

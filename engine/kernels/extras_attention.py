@@ -58,7 +58,7 @@ def extras_attention(
     group, tile = Hq // Hkv, TILES[q.element_size()]
     rows = max(MIN_DOT_SIZE, min(tile, triton.next_power_of_2(max_queries * group)))
     sinks = extras.sinks
-    _attend[(triton.cdiv(max_queries * group, rows), Hkv, len(lens))](
+    _attend_with_extras[(triton.cdiv(max_queries * group, rows), Hkv, len(lens))](
         q, keys, values, q if sinks is None else sinks, out, query_start, tables, lens, tables.stride(0),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         Dh**-0.5 if extras.scale is None else extras.scale, extras.softcap or 1.0, extras.window or 0,
@@ -71,7 +71,7 @@ def extras_attention(
 
 
 @triton.jit
-def _attend(
+def _attend_with_extras(
     q, keys, values, sinks, out, query_start, tables, lens, width, q_token, q_head, out_token, out_head,
     scale, softcap, window,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr,

@@ -33,7 +33,7 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     tile = TILES[q.element_size()]
     strides = [*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2]]  # of a token, of a head
     grid = triton.cdiv(max_length(spans.query_start), tile), Hq, len(spans.query_start) - 1
-    _kernel[grid](
+    _flash_prefill[grid](
         q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
         num_warps=4, num_stages=2,
@@ -42,7 +42,7 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 
 
 @triton.jit
-def _kernel(
+def _flash_prefill(
     q, k, v, out, query_start, key_start,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,  # strides
     scale,

@@ -49,7 +49,7 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     padded = max(MIN_DOT_SIZE, triton.next_power_of_2(Dh))
     grid = Hq, triton.cdiv(max_length(spans.query_start), TILE), len(spans.query_start) - 1
-    _kernel[grid](
+    _flash_prefill_tma[grid](
         *(_descriptor(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
         out.stride(0), Dh**-0.5 * LOG2_E,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=padded, TILE=TILE, num_warps=4, num_stages=3,
@@ -66,7 +66,7 @@ def _descriptor(x: Tensor, padded: int) -> TensorDescriptor:
 
 
 @triton.jit
-def _kernel(
+def _flash_prefill_tma(
     q, k, v, out, query_start, key_start, out_token, scale,
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip

@@ -20,7 +20,8 @@ from engine.kernels.tiles import num_multiprocessors
 from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
-MIN_HEAD_DIM = 32  # the inner dimension of a product on tensor cores is half a head, and must be at least 16
+# Here the inner dimension of a product on tensor cores is half a head, and must be at least 16.
+MIN_HEAD_DIM_OF_HALVES = 32
 # TOKENS: old tokens that a program reads at a time. The fastest of 48 tiles that were tried, for sequences of
 # unlike lengths.
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
@@ -29,13 +30,12 @@ PROGRAMS_PER_MULTIPROCESSOR = 2  # with fewer programs, splitting sequences is f
 Gains = tuple[Tensor | None, Tensor | None]  # gains[Dh] of the queries' norm and of the keys' norm
 
 
-def attend_rows_fits(config: LlamaConfig, rows: int, device: torch.device) -> bool:
-    """Whether this kernel computes a model with this config, and is the faster way for so many rows.
-
-    `rows`: the number of sequences in the step.
+def prefers_attend_rows(config: LlamaConfig, rows: int, device: torch.device) -> bool:
+    """Whether `attend_rows` computes a model with this config, and is faster than `rotate_and_store` and
+    `paged_attention` in a step of `rows` sequences.
     """
     min_programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
-    return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= min_programs
+    return config.head_dim >= MIN_HEAD_DIM_OF_HALVES and rows * config.num_kv_heads >= min_programs
 
 
 def attend_rows(
@@ -58,7 +58,7 @@ def attend_rows(
     return out
 
 
-def blocks_of(model: Llama) -> list[Block]:
+def llama_blocks(model: Llama) -> list[Block]:
     """The model's blocks with their type, which nn.ModuleList does not declare."""
     return cast(list[Block], list(model.blocks))
 
@@ -97,7 +97,7 @@ def _norm_and_rotate(heads, gain, cos, sin, mask, eps, HALF: tl.constexpr, NORM:
 
 
 @triton.jit
-def load_new_token(
+def load_normed_token(
     qkv, cos, sin, q_gain, k_gain, head, eps, dtype: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -146,7 +146,7 @@ def _attend_rows(
     cos += sequence * HALF
     sin += sequence * HALF
     dtype: tl.constexpr = keys.dtype.element_ty
-    qa, qb, new_ka, new_kb, new_value = load_new_token(
+    qa, qb, new_ka, new_kb, new_value = load_normed_token(
         qkv, cos, sin, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     slot = tl.load(slots + sequence).to(tl.int64)

@@ -7,7 +7,7 @@ joins their parts. So no kernel is launched for the joining, and one sequence ke
 import triton
 import triton.language as tl
 
-from engine.kernels.llama_attend import load_new_token
+from engine.kernels.llama_attend import load_normed_token
 from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, merge_parts
@@ -53,7 +53,7 @@ def attend_row(
     # 3. Norm and rotate the new token's queries and key, which the qkv layer has computed. Store the new key
     #    and value in their page.
     wait(PDL)
-    qa, qb, new_ka, new_kb, new_value = load_new_token(
+    qa, qb, new_ka, new_kb, new_value = load_normed_token(
         qkv, cos_sin, cos_sin + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     new_offset = (slot * HKV + head) * DH

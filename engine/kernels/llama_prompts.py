@@ -12,31 +12,31 @@ import triton
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.kernels import prompt_rows
-from engine.kernels.llama_attend import blocks_of, gains_of, qkv_product
+from engine.kernels.llama_attend import gains_of, llama_blocks, qkv_product
 from engine.kernels.llama_rows import (
     LlamaRows,
     SumParts,
-    add_norm,
-    embed_norm,
+    add_rms_norm,
+    embed_rms_norm,
     norm_weights,
     rotate_and_store,
     silu_mul,
+    summed_and_head_weights,
     unchanged,
-    weights_of,
 )
+from engine.kernels.prompt_rows import gpt2_prompt_forward
 from engine.models.llama import Model as Llama
 
 
 def prompt_forward(
     model: nn.Module, sum_parts: SumParts | None = None
 ) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """As `prompt_forward` of prompt_rows.py, with `LlamaPrompts` for Llama and Qwen3 on a GPU. `sum_parts`:
+    """As `gpt2_prompt_forward`, with `LlamaPrompts` for Llama and Qwen3 on a GPU. `sum_parts`:
     None if the model is whole.
     """
     if LlamaRows.fits(model, is_part=sum_parts is not None) and model.embed.weight.is_cuda:
         return LlamaPrompts(model, sum_parts)
-    return prompt_rows.prompt_forward(model)
+    return gpt2_prompt_forward(model)
 
 
 class LlamaPrompts:
@@ -44,9 +44,9 @@ class LlamaPrompts:
 
     def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
         """`sum_parts`: as for `LlamaRows`."""
-        self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
+        self.model, self.blocks, self.norms = model, llama_blocks(model), norm_weights(model)
         # Each layer's (proj, down): the weights whose products several ranks sum.
-        self.summed_weights, _ = weights_of(model)
+        self.summed_weights, _ = summed_and_head_weights(model)
         self.sum_parts = sum_parts or unchanged
         self.frequencies = model.get_buffer("frequencies")
 
@@ -62,7 +62,7 @@ class LlamaPrompts:
         inner = normed.new_empty(T, config.intermediate_size)
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
         slots = torch.arange(T, device=x.device)  # token t's key and value go to row t of k and v
-        embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
+        embed_rms_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
             qkv = qkv_product(attention, normed)
@@ -70,8 +70,8 @@ class LlamaPrompts:
             attended = attend(layer, q, k, v)  # [T, Hq, Dh]
             proj, down = self.summed_weights[layer]
             product = self.sum_parts(torch.mm(attended.flatten(1), proj.t()))
-            add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_rms_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, mlp.gate_up.weight.t())
             product = self.sum_parts(torch.mm(silu_mul(gate_up, inner), down.t()))
-            add_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_rms_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return normed

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from engine.kernels.flash_prefill import MIN_DOT_SIZE
-from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of
+from engine.kernels.llama_attend import MIN_HEAD_DIM_OF_HALVES, gains_of, llama_blocks
 from engine.kernels.llama_attend_row import attend_row
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import load_rows
@@ -33,19 +33,19 @@ TILES = {
     "down": Tile(rows=2, warps=2, resident=None),
     "head": Tile(rows=4, warps=4, resident=None),
 }
-MOST_HELD = 128  # weights of a tile for each thread; of many more, the compiler moves some to slow memory
-MOST_WARPS = 8  # of a program; with more, a thread has too few registers
+MAX_HELD_WEIGHTS = 128  # of a tile, for each thread; of many more, the compiler moves some to slow memory
+MAX_WARPS = 8  # of a program; with more, a thread has too few registers
 ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
 MAX_SPLITS = 16  # the most programs among which the sequence is split, for each key head
 
 
 def tile_of(name: str, K: int) -> Tile:
     """The tile for a layer with K inputs: of `TILES`, with more warps, and then with fewer rows, where a
-    thread would hold more than MOST_HELD weights.
+    thread would hold more than MAX_HELD_WEIGHTS weights.
     """
     tile, matrices = TILES[name], 2 if name == "gate_up" else 1
-    while tile.rows * matrices * K > MOST_HELD * 32 * tile.warps:
-        if tile.warps < MOST_WARPS:
+    while tile.rows * matrices * K > MAX_HELD_WEIGHTS * 32 * tile.warps:
+        if tile.warps < MAX_WARPS:
             tile = tile._replace(warps=2 * tile.warps)
         elif tile.rows > 1:
             tile = tile._replace(rows=tile.rows // 2)
@@ -65,7 +65,7 @@ class LlamaRow:
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
         self.model, self.keys, self.values = model, keys, values
-        self.blocks = blocks_of(model)
+        self.blocks = llama_blocks(model)
         self.frequencies = model.get_buffer("frequencies")
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
@@ -88,7 +88,7 @@ class LlamaRow:
     @staticmethod
     def fits(model: Llama) -> bool:
         """Whether the heads are wide enough for this chain. `LlamaRows.fits(model)` must be true."""
-        return model.config.head_dim >= MIN_HEAD_DIM
+        return model.config.head_dim >= MIN_HEAD_DIM_OF_HALVES
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
@@ -105,36 +105,37 @@ class LlamaRow:
         )  # fmt: skip
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
-            self._norm_linear("qkv", block.norm1, attention.qkv, self.qkv)
-            self._attend(attention, self.keys[layer], self.values[layer], slots, tables, lens)
-            self._linear_add("proj", self.attended, attention.proj)
-            self._norm_linear("gate_up", block.norm2, mlp.gate_up, self.inner)
-            self._linear_add("down", self.inner, mlp.down)
-        self._norm_linear("head", model.norm, model.head, self.logits)
+            self._launch_rms_norm_linear("qkv", block.norm1, attention.qkv, self.qkv)
+            self._launch_attend(attention, self.keys[layer], self.values[layer], slots, tables, lens)
+            self._launch_linear_add("proj", self.attended, attention.proj)
+            self._launch_rms_norm_linear("gate_up", block.norm2, mlp.gate_up, self.inner)
+            self._launch_linear_add("down", self.inner, mlp.down)
+        self._launch_rms_norm_linear("head", model.norm, model.head, self.logits)
         return self.logits
 
-    def _norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
-        """Launch the kernel `_norm_linear`: out = linear(norm(self.x)). `name`: a key of TILES."""
+    def _launch_rms_norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
+        """Launch the kernel `_rms_norm_linear`: out = linear(norm(self.x)). `name`: a key of TILES."""
         N, K = out.numel(), linear.in_features
         tile = tile_of(name, K)
-        _norm_linear[(tile.programs(N, self.multiprocessors),)](
+        _rms_norm_linear[(tile.num_programs(N, self.multiprocessors),)](
             self.x, linear.weight, linear.bias, norm.weight, out, self.config.norm_eps, N=N, K=K,
             PADDED=triton.next_power_of_2(K), GATED=name == "gate_up", BIAS=linear.bias is not None,
-            **tile.options(N, self.multiprocessors, self.pdl),
+            **tile.launch_options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def _linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
+    def _launch_linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
         """Launch the kernel `_linear_add`: self.x += linear(a). `name`: a key of TILES."""
         N, K = linear.weight.shape
         tile = tile_of(name, K)
-        _linear_add[(tile.programs(N, self.multiprocessors),)](
+        _linear_add[(tile.num_programs(N, self.multiprocessors),)](
             a, linear.weight, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K),
-            **tile.options(N, self.multiprocessors, self.pdl),
+            **tile.launch_options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def _attend(
+    def _launch_attend(
         self, attention: Attention, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> None:
+        """Launch `attend_row`: store the new key and value, and write attention's result to self.attended."""
         config = self.config
         attend_row[(config.num_kv_heads, self.splits)](
             self.qkv, self.cos_sin, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
@@ -161,7 +162,7 @@ def _embed_row(
 
 
 @triton.jit
-def _norm_linear(
+def _rms_norm_linear(
     x, weight, bias, gain, out, eps,
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
     GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,

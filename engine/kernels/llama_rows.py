@@ -3,7 +3,7 @@
 Promises the model's own logits up to rounding. The residual sum is in fp32. Four kernels compute everything
 between the products:
 
-- `add_norm`: the residual sum and the norm.
+- `add_rms_norm`: the residual sum and the norm.
 - `_rotate_and_store`: queries and keys are normed and rotated, and keys and values are stored in their page.
 - `paged_attention`, of Part 13.
 - `_silu_mul`: silu(gate) · up.
@@ -23,12 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from engine.kernels.append_attend import MIN_HEAD_DIM
 from engine.kernels.llama_attend import (
     Gains,
     attend_rows,
-    attend_rows_fits,
-    blocks_of,
     gains_of,
+    llama_blocks,
+    prefers_attend_rows,
     qkv_product,
 )
 from engine.kernels.paged_attention import num_splits, paged_attention
@@ -37,7 +38,6 @@ from engine.layers.replace import linear_names
 from engine.models.llama import Attention, LlamaConfig
 from engine.models.llama import Model as Llama
 
-MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` computes
 HEADS = 8  # heads of a token that a program of `_rotate_and_store` computes
 SumParts = Callable[[Tensor], Tensor]  # replaces a rank's term, of any shape, by the sum over the ranks
@@ -66,9 +66,9 @@ class LlamaRows:
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
-        self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
+        self.blocks, self.frequencies = llama_blocks(model), model.get_buffer("frequencies")
         self.norms = norm_weights(model)
-        self.summed_weights, self.head = weights_of(model)
+        self.summed_weights, self.head = summed_and_head_weights(model)
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
@@ -96,7 +96,7 @@ class LlamaRows:
             return is_power_of_two and is_plain and len(linears) == 4 * model.config.num_layers + has_head
         if not is_power_of_two or not has_plain_linears(model, model.config.num_layers):
             return False
-        return all(block.attention.proj.bias is None for block in blocks_of(model))
+        return all(block.attention.proj.bias is None for block in llama_blocks(model))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
@@ -112,16 +112,16 @@ class LlamaRows:
         x, normed, product = self.x, self.normed[:S], self.product[:S]
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [S, 1, Dh/2] each
         norms = self.norms
-        embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
+        embed_rms_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
             attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             proj, down = self.summed_weights[layer]
             self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
-            add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_rms_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
             self.sum_parts(torch.mm(silu_mul(gate_up, self.inner[:S]), down.t(), out=product))
-            add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_rms_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
     def _attend(
@@ -132,7 +132,7 @@ class LlamaRows:
         config, S = self.config, len(normed)
         qkv = qkv_product(attention, normed, self.qkv[:S])
         gains = gains_of(attention)
-        if attend_rows_fits(config, S, qkv.device) and not self.stores_first:
+        if prefers_attend_rows(config, S, qkv.device) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
         q = self.q[:S]
         rotate_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
@@ -146,7 +146,7 @@ class SummedWeights(NamedTuple):
     down: Tensor  # [D, inner]
 
 
-def weights_of(model: Llama) -> tuple[list[SummedWeights], Tensor]:
+def summed_and_head_weights(model: Llama) -> tuple[list[SummedWeights], Tensor]:
     """Each block's `SummedWeights`, and the weight of the head[V, D]; [0, D] if the model has none."""
     weights = [linear.weight for linear in _linears_of(model)]
     end = 4 * model.config.num_layers  # qkv, proj, gate_up and down of each block, then the head
@@ -167,7 +167,7 @@ def _linears_of(model: nn.Module) -> list[nn.Linear]:
 def norm_weights(model: Llama) -> list[Tensor]:
     """The gains[D] of all norms in the order of the forward pass: two for each block, and the last norm's."""
     gains = []
-    for block in blocks_of(model):
+    for block in llama_blocks(model):
         gains += [block.norm1.weight, block.norm2.weight]
     return [*gains, model.norm.weight]
 
@@ -196,7 +196,7 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _store_norm(residual, gain, normed, row, column, eps, D: tl.constexpr):
+def _store_rms_norm(residual, gain, normed, row, column, eps, D: tl.constexpr):
     """normed[row] = residual / (the root mean square of residual) · gain. residual[PADDED] is 0 beyond D;
     column = 0 to PADDED - 1.
     """
@@ -207,23 +207,23 @@ def _store_norm(residual, gain, normed, row, column, eps, D: tl.constexpr):
 
 
 @triton.jit
-def embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+def embed_rms_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] = embed[token]; normed = norm(x)."""
     row, column = tl.program_id(0), tl.arange(0, PADDED)
     token = tl.load(token_ids + row).to(tl.int64)
     residual = tl.load(embed + token * D + column, mask=column < D, other=0.0).to(tl.float32)
     tl.store(x + row * D + column, residual, mask=column < D)
-    _store_norm(residual, gain, normed, row, column, eps, D)
+    _store_rms_norm(residual, gain, normed, row, column, eps, D)
 
 
 @triton.jit
-def add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+def add_rms_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] += product; normed = norm(x)."""
     row, column = tl.program_id(0), tl.arange(0, PADDED)
     residual = tl.load(x + row * D + column, mask=column < D, other=0.0)
     residual += tl.load(product + row * D + column, mask=column < D, other=0.0).to(tl.float32)
     tl.store(x + row * D + column, residual, mask=column < D)
-    _store_norm(residual, gain, normed, row, column, eps, D)
+    _store_rms_norm(residual, gain, normed, row, column, eps, D)
 
 
 @triton.jit

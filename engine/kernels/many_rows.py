@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from engine.kernels.append_attend import AppendAttend, AttendRows
 from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.kernels.plain_layers import blocks_of
+from engine.kernels.plain_layers import gpt2_blocks
 from engine.models.gpt2 import Model as GPT2
 
 SPLIT_ROWS = 128  # the most rows of a step with split products; with more rows PyTorch's products are faster
@@ -53,7 +53,7 @@ class ManyRows:
         D, V = config.hidden_size, config.vocab_size
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
-        self.blocks = blocks_of(model)
+        self.blocks = gpt2_blocks(model)
         self.norms = norms_of(model)
         self.attend: AttendRows = AppendAttend(config.num_heads, config.head_dim, device)
         self.pdl = has_pdl(device)
@@ -117,7 +117,7 @@ class ManyRows:
 def norms_of(model: GPT2) -> Sequence[nn.LayerNorm]:
     """The model's norms in the order of the forward pass: two of each block, and the last norm."""
     norms: list[nn.LayerNorm] = []
-    for block in blocks_of(model):
+    for block in gpt2_blocks(model):
         norms += [block.norm1, block.norm2]
     return [*norms, model.norm]
 

@@ -22,6 +22,6 @@ def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
     return is_plain and len(linears) == 4 * num_layers + 1
 
 
-def blocks_of(model: GPT2) -> list[Block]:
+def gpt2_blocks(model: GPT2) -> list[Block]:
     """The model's blocks with their type, which nn.ModuleList does not declare."""
     return cast(list[Block], list(model.blocks))

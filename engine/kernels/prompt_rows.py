@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu, norms_of
-from engine.kernels.plain_layers import blocks_of
+from engine.kernels.plain_layers import gpt2_blocks
 from engine.kernels.single_row import SingleRow
 from engine.models.gpt2 import Model as GPT2
 
 
-def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+def gpt2_prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
     """The fastest forward pass over prompts' tokens, with the interface of the model. Used as
     `EagerWay(forward=)`.
 
@@ -34,7 +34,7 @@ class PromptRows:
     """The forward pass of the tokens of a step's prompts, for a model for which `SingleRow.fits` is true."""
 
     def __init__(self, model: GPT2) -> None:
-        self.model, self.blocks = model, blocks_of(model)
+        self.model, self.blocks = model, gpt2_blocks(model)
         self.norms = norms_of(model)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -36,25 +36,25 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
 
 
 def int4_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
+    x: Tensor, nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
 ) -> Tensor:
-    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N] in the dtype of x.
+    """x[T, K], nibbles[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N] in the dtype of x.
 
     `group_size`: weights in a group, 32, 64 or 128. Each program takes all T rows, so T must be small.
     """
-    (T, K), N = x.shape, len(packed)
+    (T, K), N = x.shape, len(nibbles)
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     shape = {"N": N, "K": K, "GROUP": group_size}
     if T == 1:
         groups = min(triton.next_power_of_2(scale.shape[1]), 1024 // group_size)
         rows, warps = 4, 4
         _int4_row[(triton.cdiv(N, rows),)](
-            x, packed, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=warps
+            x, nibbles, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=warps
         )
     elif T:
         ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
         _int4_tile[(triton.cdiv(N, COLS),)](
-            x, packed, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
+            x, nibbles, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
         )
     return out
 
@@ -92,7 +92,7 @@ def _int8_row(
 
 @triton.jit
 def _int4_row(
-    x, packed, scale, low, bias, out,
+    x, nibbles, scale, low, bias, out,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Program (ROWS rows of W): as `_int8_row`, with GROUPS groups of each row at a time.
@@ -111,7 +111,7 @@ def _int4_row(
         even = tl.load(x + 2 * row_byte, mask=2 * row_byte < K, other=0.0).to(tl.float32)
         odd = tl.load(x + 2 * row_byte + 1, mask=2 * row_byte + 1 < K, other=0.0).to(tl.float32)
         pair = tl.load(
-            packed + row[:, None, None].to(tl.int64) * BYTES + row_byte[None, :, :],
+            nibbles + row[:, None, None].to(tl.int64) * BYTES + row_byte[None, :, :],
             mask=(row < N)[:, None, None] & (row_byte < BYTES)[None, :, :],
             other=0,
         )  # [ROWS, GROUPS, HALF]: two codes each
@@ -156,7 +156,7 @@ def _int8_tile(
 
 @triton.jit
 def _int4_tile(
-    x, packed, scale, low, bias, out, T,
+    x, nibbles, scale, low, bias, out, T,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Program (COLS rows of W): as `_int8_tile`, one group after the other.
@@ -175,7 +175,7 @@ def _int4_tile(
         even = tl.load(even_ptr, mask=(x_row < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
         odd = tl.load(even_ptr + 1, mask=(x_row < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
         pair = tl.load(
-            packed + col[None, :].to(tl.int64) * BYTES + byte[:, None],
+            nibbles + col[None, :].to(tl.int64) * BYTES + byte[:, None],
             mask=(col < N)[None, :] & (byte < BYTES)[:, None],
             other=0,
         )  # [HALF, COLS]: two codes each

@@ -3,8 +3,8 @@ sequence.
 
 With one row a step reads every weight once and computes little. So the chain saves the time between two
 kernels. Beside attention a block has two kinds of kernels: a norm with the linear layer that follows, and a
-linear layer with the residual sum. On Hopper each kernel is launched before the previous kernel has ended
-(`pdl.py`), and loads its first weights before the previous kernel has ended.
+linear layer with the residual sum. On Hopper each kernel from the third on is launched while the previous
+kernel still runs (`pdl.py`), and loads its first weights or old keys meanwhile.
 
 Promises GPT-2's numbers up to rounding. Residuals and sums are in fp32.
 """
@@ -15,10 +15,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from triton.runtime.jit import JITFunction
 
 from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.kernels.plain_layers import blocks_of, has_plain_linears
+from engine.kernels.plain_layers import gpt2_blocks, has_plain_linears
 from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.config import ModelConfig
 from engine.models.gpt2 import Model as GPT2
@@ -148,18 +149,35 @@ def _linear_add(
             tile, biases, residual = next_tile, next_biases, next_residual
 
 
+class BlockOperands(NamedTuple):
+    """The linear layers of a block, with the norms before `qkv` and `up`, as arguments for the kernels."""
+
+    qkv: Operand
+    proj: Operand
+    up: Operand
+    down: Operand
+
+
 class Operands(NamedTuple):
     """All weights of a GPT-2 as arguments for the chain's kernels."""
 
     embeddings: tuple[Tensor, ...]  # token and position tables, in the order of the kernel's parameters
-    blocks: list[tuple[Operand, Operand, Operand, Operand]]  # qkv, proj, up, down
+    blocks: list[BlockOperands]
     head: Operand
+
+
+class Kernels(NamedTuple):
+    """The kernels of the chain besides attention."""
+
+    embed: JITFunction
+    norm_linear: JITFunction
+    linear_add: JITFunction
 
 
 class SingleRow:
     """GPT-2's forward pass of one sequence's next token, over buffers whose addresses never change."""
 
-    kernels = _embed, _norm_linear, _linear_add
+    kernels = Kernels(_embed, _norm_linear, _linear_add)
 
     def __init__(
         self, model: GPT2, keys: list[Tensor], values: list[Tensor], operands: Operands | None = None
@@ -212,56 +230,58 @@ class SingleRow:
 
         `lens` counts the new token, too. A length of 0 is a padding row, whose logits may be anything.
         """
-        self.embed(token_ids, positions)
-        for layer, (qkv, proj, up, down) in enumerate(self.operands.blocks):
-            self.norm_linear("qkv", qkv, self.qkv)
+        self.launch_embed(token_ids, positions)
+        for layer, block in enumerate(self.operands.blocks):
+            self.launch_norm_linear("qkv", block.qkv, self.qkv)
             self.attend(
                 self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
                 self.pdl,
             )  # fmt: skip
-            self.linear_add("proj", self.attended, proj)
-            self.norm_linear("up", up, self.inner, gelu=True)
-            self.linear_add("down", self.inner, down)
-        self.norm_linear("head", self.operands.head, self.logits)
+            self.launch_linear_add("proj", self.attended, block.proj)
+            self.launch_norm_linear("up", block.up, self.inner, gelu=True)
+            self.launch_linear_add("down", self.inner, block.down)
+        self.launch_norm_linear("head", self.operands.head, self.logits)
         return self.logits
 
-    def embed(self, token_ids: Tensor, positions: Tensor) -> None:
+    def launch_embed(self, token_ids: Tensor, positions: Tensor) -> None:
         """Write the embedding of token_ids[1] at positions[1] to the residual x[D]."""
-        kernel, D = self.kernels[0], self.config.hidden_size
-        kernel[(1,)](
+        D = self.config.hidden_size
+        self.kernels.embed[(1,)](
             token_ids, positions, *self.operands.embeddings, self.x,
             D=D, PADDED=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
 
-    def norm_linear(self, name: str, operand: Operand, out: Tensor, gelu: bool = False) -> None:
+    def launch_norm_linear(self, name: str, operand: Operand, out: Tensor, gelu: bool = False) -> None:
         """out[N] = the layer's product of the normed residual x[K]; with `gelu`, gelu of this product.
 
         `name`: the layer's key in `tiles`.
         """
-        kernel, tile, N = self.kernels[1], self.tiles[name], operand.constants["N"]
-        kernel[(tile.programs(N, self.multiprocessors),)](
+        tile, N = self.tiles[name], operand.constants["N"]
+        self.kernels.norm_linear[(tile.num_programs(N, self.multiprocessors),)](
             self.x, *operand.tensors, out, self.config.norm_eps, **operand.constants, GELU=gelu,
-            **tile.options(N, self.multiprocessors, self.pdl),
+            **tile.launch_options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def linear_add(self, name: str, a: Tensor, operand: Operand) -> None:
+    def launch_linear_add(self, name: str, a: Tensor, operand: Operand) -> None:
         """The residual x[N] += the layer's product of a[K]. `name`: the layer's key in `tiles`."""
-        kernel, tile, N = self.kernels[2], self.tiles[name], operand.constants["N"]
-        kernel[(tile.programs(N, self.multiprocessors),)](
+        tile, N = self.tiles[name], operand.constants["N"]
+        self.kernels.linear_add[(tile.num_programs(N, self.multiprocessors),)](
             a, *operand.tensors, self.x, **operand.constants,
-            **tile.options(N, self.multiprocessors, self.pdl),
+            **tile.launch_options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
 
 def _operands_of(model: GPT2) -> Operands:
     """The model's weights as arguments for `_embed`, `_norm_linear` and `_linear_add`."""
     blocks = [
-        (
-            _norm_linear_operand(block.norm1, block.attention.qkv), _linear_operand(block.attention.proj),
-            _norm_linear_operand(block.norm2, block.mlp.up), _linear_operand(block.mlp.down),
+        BlockOperands(
+            qkv=_norm_linear_operand(block.norm1, block.attention.qkv),
+            proj=_linear_operand(block.attention.proj),
+            up=_norm_linear_operand(block.norm2, block.mlp.up),
+            down=_linear_operand(block.mlp.down),
         )
-        for block in blocks_of(model)
-    ]  # fmt: skip
+        for block in gpt2_blocks(model)
+    ]
     embeddings = model.embed.weight, model.embed_position.weight
     return Operands(embeddings, blocks, _norm_linear_operand(model.norm, model.head))
 

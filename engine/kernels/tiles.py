@@ -17,14 +17,14 @@ class Tile(NamedTuple):
     resident: int | None  # programs on a multiprocessor, which loop over tiles; None: one program a tile
     registers: int | None = None  # the most registers of a thread with PDL; None: the compiler chooses
 
-    def programs(self, num_rows: int, multiprocessors: int) -> int:
+    def num_programs(self, num_rows: int, multiprocessors: int) -> int:
         """The number of programs for a matrix of `num_rows` rows."""
         tiles = triton.cdiv(num_rows, self.rows)
         return min(tiles, self.resident * multiprocessors) if self.resident else tiles
 
-    def options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
+    def launch_options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
         """The kernel's constants and launch options for this tile and a matrix of `num_rows` rows."""
-        programs = self.programs(num_rows, multiprocessors)
+        programs = self.num_programs(num_rows, multiprocessors)
         options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
         options["num_warps"] = self.warps
         if self.registers and pdl:

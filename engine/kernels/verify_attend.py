@@ -23,7 +23,7 @@ from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile
 
-MOST_NEW = 32  # the most new tokens of a sequence in a pass
+MAX_NEW_TOKENS = 32  # the most new tokens, and so rows, of a sequence in a pass
 TOKENS = 64  # old tokens that a program reads at a time
 MAX_SPLITS = 32  # the most programs among which a sequence is split, for each head
 PROGRAMS_PER_MULTIPROCESSOR = 16  # many, since only the programs of a sequence's last row have work
@@ -33,24 +33,26 @@ class VerifyAttend:
     """Attention of a verification pass, with its scratch memory and the interface of `AppendAttend`."""
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device, max_rows: int) -> None:
-        """`head_dim`: a power of two, at least 16. `max_rows`: the most rows of a pass."""
-        self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 4 * num_heads  # for the interpreter: enough for tests to split sequences
+        """`head_dim`: a power of two, at least MIN_HEAD_DIM of append_attend.py. `max_rows`: the most rows of
+        a pass.
+        """
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.max_programs = 4 * num_heads  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-            self.programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-        part_rows = (self.splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
+            self.max_programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+        part_rows = (self.num_splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
         max_part_rows = max(part_rows) * num_heads  # enough for any pass of up to max_rows rows
         self.parts = torch.empty(max_part_rows, head_dim, device=device)
         self.stats = torch.empty(2, max_part_rows, device=device)  # maximum and total of each part's rows
         # For each row and head, the number of programs that have stored their part. 0 between two passes.
         self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
 
-    def splits(self, rows: int) -> int:
-        """The number of programs among which a head's old tokens are split in a pass of `rows` rows: a power
-        of two from 1 to MAX_SPLITS.
+    def num_splits(self, num_rows: int) -> int:
+        """The number of programs among which a head's old tokens are split in a pass of `num_rows` rows: a
+        power of two from 1 to MAX_SPLITS.
         """
-        max_splits = self.programs // (rows * self.heads)
+        max_splits = self.max_programs // (num_rows * self.num_heads)
         splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
         return min(MAX_SPLITS, max(1, splits))
 
@@ -62,15 +64,15 @@ class VerifyAttend:
 
         qkv[S, 3·D], to which bias[3·D] is added (None: no bias), keys and values[B, P, H, Dh], slots[S] of
         the rows' tokens, tables[S, W], lens[S], which count the row's own token and the tokens before. A
-        sequence may have at most MOST_NEW rows. A row of length 0 is padding: its result is not written.
-        `pdl`: launch with PDL (`pdl.py`).
+        sequence may have at most MAX_NEW_TOKENS rows. A row of length 0 is padding: its result is not
+        written. `pdl`: launch with PDL (`pdl.py`).
         """
         S = len(qkv)
-        splits = self.splits(S)
-        _verify[(self.heads, S, splits)](
+        splits = self.num_splits(S)
+        _verify[(self.num_heads, S, splits)](
             qkv, bias, keys, values, slots, tables, lens, out, self.parts, *self.stats, self.arrived,
             S, tables.stride(0), self.head_dim**-0.5,
-            H=self.heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_token_lanes(S),
+            H=self.num_heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_token_lanes(S),
             SPLITS=splits, BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=2,
         )  # fmt: skip
 
@@ -79,11 +81,11 @@ def _new_token_lanes(rows: int) -> int:
     """The number of a sequence's new tokens that a program has room for, in a pass of `rows` rows: a power
     of two.
     """
-    return MOST_NEW if rows > MIN_DOT_SIZE else MIN_DOT_SIZE
+    return MAX_NEW_TOKENS if rows > MIN_DOT_SIZE else MIN_DOT_SIZE
 
 
 @triton.jit
-def _load_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
+def _load_qkv_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
     """Load the numbers at the pointers qkv_ptr[NEW, DH], and add bias[column[DH]] -> [NEW, DH], rounded to
     `dtype` as if they had been stored. Rows with a False in valid[NEW] may hold anything.
     """
@@ -174,13 +176,13 @@ def _verify(
     D: tl.constexpr = H * DH
     column = head * DH + dim  # [DH]: the head's columns of a row of queries
     qkv_ptr = qkv + rows.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
-    queries = _load_rows(qkv_ptr, bias, column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
+    queries = _load_qkv_rows(qkv_ptr, bias, column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     if part == 0:
-        key = _load_rows(qkv_ptr + D, bias, D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
-        value = _load_rows(qkv_ptr + 2 * D, bias, 2 * D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
+        key = _load_qkv_rows(qkv_ptr + D, bias, D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
+        value = _load_qkv_rows(qkv_ptr + 2 * D, bias, 2 * D + column, in_sequence, k.dtype, BIAS)  # [NEW, DH]
         kv_offset = (row_slots.to(tl.int64) * H + head)[:, None] * DH + dim[None, :]  # [NEW, DH]
         tl.store(keys + kv_offset, key, mask=in_sequence[:, None])
         tl.store(values + kv_offset, value, mask=in_sequence[:, None])

@@ -33,25 +33,27 @@ class Job:
     max_tokens: int  # of the output
 
 
-def text(tokens: int, random: Random) -> str:
+def random_text(tokens: int, random: Random) -> str:
     """A random text of about `tokens` tokens, and of at least one word."""
     return " ".join(random.choices(WORDS, k=max(1, tokens)))
 
 
-def endless(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[Job]:
+def endless_jobs(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[Job]:
     """Yield jobs without end, for a closed loop. The numbers of prompt and output tokens are drawn uniformly
     from their spans.
     """
     while True:
-        yield Job(0.0, text(random.randint(*prompt_tokens), random), random.randint(*max_tokens))
+        yield Job(0.0, random_text(random.randint(*prompt_tokens), random), random.randint(*max_tokens))
 
 
-def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, random: Random) -> list[Job]:
+def poisson_jobs(
+    rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, random: Random
+) -> list[Job]:
     """The jobs of the first `seconds` of a Poisson process with `rate` arrivals a second on average: the gaps
-    between arrivals have an exponential distribution. Sizes are drawn as in `endless`.
+    between arrivals have an exponential distribution. Sizes are drawn as in `endless_jobs`.
     """
     jobs = []
-    sized_jobs = endless(prompt_tokens, max_tokens, random)
+    sized_jobs = endless_jobs(prompt_tokens, max_tokens, random)
     at = random.expovariate(rate)
     while at < seconds:
         jobs.append(replace(next(sized_jobs), at=at))
@@ -60,7 +62,7 @@ def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, 
 
 
 @dataclass(frozen=True)
-class Trace:
+class TraceJobs:
     """The jobs of a production trace, and how they were changed to fit the model that is tested."""
 
     jobs: list[Job]
@@ -77,7 +79,9 @@ class TraceRow(NamedTuple):
     output_tokens: int
 
 
-def replay(path: Path, context: int, seconds: float, random: Random, rate: float | None = None) -> Trace:
+def jobs_of_trace(
+    path: Path, context: int, seconds: float, random: Random, rate: float | None = None
+) -> TraceJobs:
     """The jobs of a trace that are due in the first `seconds` of the run. The trace is a CSV file with the
     columns TIMESTAMP, ContextTokens and GeneratedTokens.
 
@@ -109,8 +113,8 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
         if prompt_tokens > context_tokens - output_tokens:
             prompt_tokens = context_tokens - output_tokens
             cut += 1
-        jobs.append(Job(at, text(prompt_tokens, random), output_tokens))
-    return Trace(jobs, factor, speed, cut)
+        jobs.append(Job(at, random_text(prompt_tokens, random), output_tokens))
+    return TraceJobs(jobs, factor, speed, cut)
 
 
 def _read_rows(path: Path) -> list[TraceRow]:

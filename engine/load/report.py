@@ -21,7 +21,7 @@ MAX_LAG = 0.010  # seconds: a longer delay of the generator distorts the times t
 
 
 @dataclass(frozen=True)
-class Limits:
+class LatencyLimits:
     """Upper bounds, in seconds, for the latencies of a good answer. None means no bound."""
 
     ttft: float | None = None
@@ -29,7 +29,7 @@ class Limits:
     e2e: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Limits":
+    def parse(cls, text: str) -> "LatencyLimits":
         """Read limits such as `ttft=0.5,tpot=0.05`. Raises ValueError if a name is unknown or comes twice, or
         if a value is not a number above 0.
         """
@@ -85,11 +85,11 @@ def _percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[below] + (index - below) * (ordered[above] - ordered[below])
 
 
-def figures(
+def run_figures(
     records: Sequence[RequestRecord],
     start: float,
     wakeup_delays: Sequence[float],
-    limits: Limits | None = None,
+    limits: LatencyLimits | None = None,
     percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
     """The figures of a run as a dict that JSON can hold. Times are in seconds. Each kind of time is a
@@ -145,8 +145,8 @@ def _times_of(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
-    """Two tables for people from the result of `figures`: "latency", in milliseconds, and "requests", which
-    says how the requests ended. Each is a dict with "columns" and "rows".
+    """Two tables for people from the result of `run_figures`: "latency", in milliseconds, and "requests",
+    which says how the requests ended. Each is a dict with "columns" and "rows".
     """
     column_names = ("mean", "p50", "p95", "p99", "max")
     latency_rows: list[list] = []
@@ -172,7 +172,7 @@ def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
 
 
 def generator_lag(measured: dict[str, Any]) -> str:
-    """One sentence about the generator's own delays, from the result of `figures`: how late requests were
+    """One sentence about the generator's own delays, from the result of `run_figures`: how late requests were
     sent, and how late the clock was read.
     """
     sending, reading = measured["late_seconds"], measured["wakeups_late_seconds"]

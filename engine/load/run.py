@@ -1,7 +1,7 @@
 """Runs a load generator, as an open loop (requests at given times) or a closed loop (given users). Part 15.
 
 An open loop waits for no answer before it sends the next request. A run also measures its own delays. It gets
-the function that sends a request; only `client` and `first_model` use HTTP.
+the function that sends a request; only `http_client` and `first_model` use HTTP.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Run:
             ticking.cancel()
 
 
-def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
+def http_client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
     """An HTTP client for the server at `url`, which may end with /v1. A server on this machine is asked
     without a proxy. `options` are further arguments of httpx.AsyncClient.
     """

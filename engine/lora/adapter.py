@@ -97,12 +97,7 @@ def read_adapter(
         raise CheckpointError(
             f"{folder / 'adapter_config.json'}: r={settings.r}: at most max_lora_rank={max_rank} is accepted"
         )
-    file = folder / "adapter_model.safetensors"
-    if not file.is_file():
-        has_pickle = (folder / "adapter_model.bin").exists()
-        hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
-        why = "not a regular file" if file.exists() else "no such file"  # a pipe may never answer
-        raise CheckpointError(f"{file}: {why}{hint}")
+    file = _weights_file(folder)
     targets, prefix = targets_of(config), architecture(config.model_type, config.model_impl).PREFIX
     paths = [*targets, *(prefix + name for name in targets)]  # some files' names have the prefix
     adapted = _adapted_modules(file, settings, paths)
@@ -114,16 +109,27 @@ def read_adapter(
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
     file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
     _refuse_missing(file, pairs, targets, file_prefix, adapted)
-    # Several of Hugging Face's layers may be one layer of ours: then that layer gets the factors of each.
+    if not pairs:
+        raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
     layers: dict[str, tuple[Factors, ...]] = {}
     for module, pair in pairs.items():
         target = targets[module]
         factors = Factors(pair["A"], pair["B"], target.rows)
         _refuse_too_large(file, module, factors, settings, dtype)
+        # Several of Hugging Face's layers may be one layer of ours, which then gets the factors of each.
         layers[target.layer] = (*layers.get(target.layer, ()), factors)
-    if not layers:
-        raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
     return Adapter(settings.r, settings.scale, layers, str(folder.resolve()))
+
+
+def _weights_file(folder: Path) -> Path:
+    """The adapter's safetensors file. Raises CheckpointError if it is missing, or not a regular file."""
+    file = folder / "adapter_model.safetensors"
+    if file.is_file():
+        return file
+    has_pickle = (folder / "adapter_model.bin").exists()
+    hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
+    why = "not a regular file" if file.exists() else "no such file"  # a pipe may never answer
+    raise CheckpointError(f"{file}: {why}{hint}")
 
 
 def _adapted_modules(file: Path, settings: AdapterConfig, modules: Iterable[str]) -> set[str]:
@@ -131,7 +137,7 @@ def _adapted_modules(file: Path, settings: AdapterConfig, modules: Iterable[str]
     than EXPRESSION_SECONDS.
     """
     try:
-        return settings.targets(set(modules))
+        return settings.select(set(modules))
     except TimeoutError:
         raise CheckpointError(
             f"{file.parent / 'adapter_config.json'}: target_modules={settings.target_modules!r:.80}: an "

@@ -47,7 +47,7 @@ class AdapterConfig:
         """The factor of the difference: the layer adds scale · B·A to its weight."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
-    def targets(self, modules: Collection[str]) -> set[str]:
+    def select(self, modules: Collection[str]) -> set[str]:
         """The subset of `modules` (dotted names) that `target_modules` selects, by PEFT's rules.
 
         Raises TimeoutError if matching an expression takes longer than EXPRESSION_SECONDS.
@@ -81,7 +81,7 @@ def read_config(folder: Path) -> AdapterConfig:
 
     if raw.get("peft_type") != "LORA":
         refuse("peft_type", "'LORA' is accepted")
-    r, alpha, targets = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
+    r, alpha, selection = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
@@ -94,31 +94,31 @@ def read_config(folder: Path) -> AdapterConfig:
         refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
-    if reason := _why_targets_refused(targets):
+    if reason := _why_refused(selection):
         refuse("target_modules", reason)
     for name, value in raw.items():
         # 0 does not count as empty: in a setting such as layers_to_transform, 0 is the number of a layer.
         is_empty = value is None or value is False or value in ("", [], {})
         if name not in NO_EFFECT | READ and not is_empty:
             refuse(name, "not supported here; leave it empty")
-    target_modules = tuple(targets) if isinstance(targets, list) else str(targets)
+    target_modules = tuple(selection) if isinstance(selection, list) else str(selection)
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), target_modules)
 
 
-def _why_targets_refused(targets: Any) -> str | None:
+def _why_refused(selection: Any) -> str | None:
     """What is accepted in place of this value of `target_modules`. None: the value is accepted."""
-    if not isinstance(targets, str):
-        is_list_of_names = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
-        if not is_list_of_names or not targets:
+    if not isinstance(selection, str):
+        is_list_of_names = isinstance(selection, list) and all(isinstance(name, str) for name in selection)
+        if not is_list_of_names or not selection:
             return "a list of names, or a regular expression, is accepted"
         return None
-    if len(targets) > MAX_EXPRESSION_LENGTH:
+    if len(selection) > MAX_EXPRESSION_LENGTH:
         return f"an expression of at most {MAX_EXPRESSION_LENGTH:,} characters is accepted"
-    if not _has_few_repetitions(targets):
+    if not _has_few_repetitions(selection):
         return f"in braces, counts of up to {MAX_REPETITIONS:,} together are accepted"
     try:
-        re.compile(targets)  # PEFT matches with `re`, so `re` must accept the expression
-        regex.compile(targets)  # `AdapterConfig.targets` matches with `regex`, which has a timeout
+        re.compile(selection)  # PEFT matches with `re`, so `re` must accept the expression
+        regex.compile(selection)  # `AdapterConfig.select` matches with `regex`, which has a timeout
     except (re.error, regex.error, RecursionError, OverflowError):
         return "no regular expression"
     return None

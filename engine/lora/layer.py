@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.layers.replace import LinearLayer
 from engine.lora.adapter import Factors
-from engine.lora.rows import Rows
+from engine.lora.rows import AdapterRows
 from engine.models.weights import Module
 
 
@@ -18,7 +18,13 @@ class LoRALinear(Module):
     """base(x) + x·Aᵀ·(scale·B)ᵀ, where A and B are those of the row's slot."""
 
     def __init__(
-        self, base: LinearLayer, rows: Rows, max_loras: int, num_parts: int, max_rank: int, like: Tensor
+        self,
+        base: LinearLayer,
+        rows: AdapterRows,
+        max_loras: int,
+        num_parts: int,
+        max_rank: int,
+        like: Tensor,
     ) -> None:
         """Make empty slots: down[max_loras, in, K] and up[max_loras, K, out], with K = num_parts · max_rank.
 

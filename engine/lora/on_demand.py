@@ -1,8 +1,8 @@
 """Loading adapters on demand, as `LLM` and `AsyncLLMEngine` do: at the first request for an adapter. Part 18.
 
-Promises that an adapter's files are read before a request with this adapter is queued. The files are not read
-again while the adapter is one of the `max_loras` most recently requested adapters, or while an unfinished
-request has the adapter.
+Promises that an adapter's files are read before a request with this adapter is queued, and not again while
+the adapter is loaded. Up to `max_loras` adapters stay loaded, and more if unfinished requests have them. The
+least recently requested adapter that no unfinished request has is unloaded first.
 """
 
 from engine.decoding.params import ParameterError

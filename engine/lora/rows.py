@@ -21,7 +21,7 @@ from engine.requests.batch import NO_ADAPTER
 Group = tuple[int, slice | Tensor]  # a slot, and the rows of the step (or their indices) that have this slot
 
 
-class Rows(Protocol):
+class AdapterRows(Protocol):
     """The record of one step's rows and their slots. All wrapped layers of a model share one record."""
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
@@ -43,11 +43,11 @@ class GroupedRows:
         self.groups: list[Group] = []
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """As `Rows.fill`: slots[S], query_start[S+1]."""
+        """As `AdapterRows.fill`: slots[S], query_start[S+1]."""
         self.groups = groups_of(slots, query_start)
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """As `Rows.add`, in place."""
+        """As `AdapterRows.add`, in place."""
         return add_grouped(y, x, down, up, self.groups)
 
 

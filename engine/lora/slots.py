@@ -17,7 +17,7 @@ from torch import nn
 from engine.layers.replace import LinearLayer, replace_linears
 from engine.lora.adapter import Adapter, targets_of
 from engine.lora.layer import LoRALinear
-from engine.lora.rows import GroupedRows, Rows
+from engine.lora.rows import AdapterRows, GroupedRows
 from engine.models.language_model import LanguageModel
 from engine.requests.batch import Batch
 from engine.requests.request import Request
@@ -45,7 +45,7 @@ class AdapterSlots:
         self.slot_of: dict[str, int] = {}  # key -> slot, if there is one; least recently assigned first
         self._to_write: dict[int, Adapter] = {}  # slot -> its adapter, if the weights are not copied yet
         self.layers: dict[str, LoRALinear] = {}  # dotted name -> wrapped layer
-        self.rows: Rows = GroupedRows()  # `wrap` replaces this record on a GPU
+        self.rows: AdapterRows = GroupedRows()  # `wrap` replaces this record on a GPU
         self.dtype = torch.float32  # of the numbers in the slots
         self._shard = shard
         # Called when an adapter gets a slot, with the whole adapter.
@@ -84,7 +84,7 @@ class AdapterSlots:
 
         return replace_linears(model, make)
 
-    def _make_rows(self, device: torch.device) -> Rows:
+    def _make_rows(self, device: torch.device) -> AdapterRows:
         """The record of rows for this device."""
         if device.type == "cpu":
             return GroupedRows()
@@ -135,11 +135,11 @@ class AdapterSlots:
     def _occupy(self, slot: int, key: str) -> None:
         """Record that the adapter has the slot. `prepare` copies the weights before the next step."""
         self.slot_of[key] = slot
-        self.hold(slot, self.adapters[key])
+        self.write_later(slot, self.adapters[key])
         for callback in self.on_assign:
             callback(slot, self.adapters[key])
 
-    def hold(self, slot: int, adapter: Adapter) -> None:
+    def write_later(self, slot: int, adapter: Adapter) -> None:
         """Have the adapter copied to this slot before its next step."""
         self._to_write[slot] = adapter
 

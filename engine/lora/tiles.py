@@ -51,7 +51,7 @@ class TiledRows:
         return min(num_rows, triton.cdiv(num_rows, TILE) + self.max_loras)
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """As `Rows.fill`: slots[S], query_start[S+1].
+        """As `AdapterRows.fill`: slots[S], query_start[S+1].
 
         A CUDA graph computes as many tiles as the graph was captured with, and this step may have fewer. So
         all tiles that this step does not need are set to NO_ADAPTER.
@@ -65,9 +65,7 @@ class TiledRows:
             self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """For each row, y[T, out] += x[T, in] · down[slot] · up[slot], in place; returns y. The slots'
-        matrices: down[max_loras, in, K], up[max_loras, K, out].
-        """
+        """As `AdapterRows.add`, in place."""
         (_, in_features, K), out_features = down.shape, up.shape[2]
         tiles = self._max_tiles(len(x))
         if self.middle is None or self.middle.shape[1] < K:  # one buffer serves all layers in turn

@@ -125,4 +125,4 @@ def follow(runner: ModelRunner, slots: AdapterSlots | None, orders: IO[bytes]) -
         else:
             assert slots is not None  # rank 0 sends adapters only if all ranks have slots
             slot, adapter = read_adapter_payload(payload)
-            slots.hold(slot, adapter)
+            slots.write_later(slot, adapter)

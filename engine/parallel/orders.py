@@ -19,7 +19,7 @@ from engine.requests.batch import Batch, Copy, Draws, Ints, Rows
 
 STEP, ADAPTER, STOP = range(3)  # kinds of orders
 HEADER = struct.Struct("=qq")  # the kind, and the payload's length in bytes
-KINDS = ("fork", "out", "in")  # kinds of `Copy`, by the number that stands for each in an order
+COPY_KINDS = ("fork", "out", "in")  # kinds of `Copy`, by the number that stands for each in an order
 
 
 class SequenceNumbers:
@@ -62,7 +62,7 @@ def step_numbers(batch: Batch, sequences: list[int]) -> np.ndarray:
         batch.adapters,
     ]
     for copy in batch.copies:
-        fields += [[copy.number, KINDS.index(copy.kind), len(copy.source)], copy.source, copy.target]
+        fields += [[copy.number, COPY_KINDS.index(copy.kind), len(copy.source)], copy.source, copy.target]
     return np.concatenate([np.asarray(field, dtype=np.int64) for field in fields])
 
 
@@ -72,7 +72,7 @@ def step_from(numbers: np.ndarray) -> Batch:
     The first five numbers are S, T, R, W and the number of copies. They say how long the fields are that
     follow: sequences S; token_ids and positions T; query_start S + 1; context_lens S; tables S · W, row by
     row; slots T; rows.chosen R; rows.counts and adapters S. Then come the copies: of each its number, the
-    index of its kind in KINDS, the length n of its lists, n sources, n targets.
+    index of its kind in COPY_KINDS, the length n of its lists, n sources, n targets.
 
     In the batch, `ids` are the sequences' numbers as texts, tables[S, W] and slots[T] are int64 arrays, and
     the other lists are tuples. The step scores nothing, and its draws are empty: Draws((), ()).
@@ -95,7 +95,7 @@ def step_from(numbers: np.ndarray) -> Batch:
     copies = []
     for _ in range(num_copies):
         number, kind, n = ints(3)
-        copies.append(Copy(number, KINDS[kind], ints(n), ints(n)))  # type: ignore[arg-type]  # one of KINDS
+        copies.append(Copy(number, COPY_KINDS[kind], ints(n), ints(n)))  # type: ignore[arg-type]  # one of COPY_KINDS
     return Batch(
         ids,
         token_ids,
@@ -111,9 +111,9 @@ def step_from(numbers: np.ndarray) -> Batch:
     )
 
 
-def step_payload(way: int, numbers: np.ndarray) -> bytes:
+def step_payload(way_number: int, numbers: np.ndarray) -> bytes:
     """The payload of a step's order: the number of the way that computes the step, then `step_numbers`."""
-    return np.concatenate([[way], numbers]).astype(np.int64).tobytes()
+    return np.concatenate([[way_number], numbers]).astype(np.int64).tobytes()
 
 
 def read_step_payload(payload: bytes) -> tuple[int, np.ndarray]:

@@ -13,8 +13,8 @@ from engine.parallel.layers import row_max, sum_over_ranks
 from engine.parallel.shards import Shards
 
 
-class Rank:
-    """This process's rank: the `Rank` of engine/wiring/rank_interface.py."""
+class ProcessRank:
+    """The rank of this process, a `Rank` of engine/wiring/rank_interface.py."""
 
     def __init__(self, group: Group, workers: Workers | None = None) -> None:
         """`workers`: the processes of the other ranks, on rank 0; None on the other ranks."""

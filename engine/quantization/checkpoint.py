@@ -5,7 +5,7 @@
 
 Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the codes,
 and the tokenizer's files. While a folder is loaded, weights in full precision are never in memory. Tensors
-have this engine's names (`blocks.0.mlp.up.packed`), since no other program reads these codes.
+have this engine's names (`blocks.0.mlp.up.nibbles`), since no other program reads these codes.
 """
 
 import argparse
@@ -87,23 +87,26 @@ def restore(
     for file, name, tensor in tensors:
         if name not in targets:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
-        target = targets[name]
-        if tensor.shape != target.shape:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, "
-                f"the model needs {tuple(target.shape)}"
-            )
-        both_float = tensor.is_floating_point() and target.is_floating_point()
-        if not both_float and tensor.dtype != target.dtype:  # codes are not converted
-            raise CheckpointError(
-                f"{file}: tensor {name!r} is {tensor.dtype}, the model needs {target.dtype}"
-            )
+        _refuse_unlike(file, name, tensor, targets[name])
         with torch.no_grad():
-            target.copy_(tensor)
+            targets[name].copy_(tensor)
         missing.discard(name)
     if missing:
         raise CheckpointError(f"{folder}: missing tensor {sorted(missing)[0]!r}, one of {len(missing)}")
     return model
+
+
+def _refuse_unlike(file: Path, name: str, tensor: Tensor, target: Tensor) -> None:
+    """Raise CheckpointError if a file's tensor has another shape than the model's `target`, or another dtype.
+    Floating-point numbers of any dtype are accepted for floating-point numbers; codes are not converted.
+    """
+    if tensor.shape != target.shape:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(target.shape)}"
+        )
+    both_float = tensor.is_floating_point() and target.is_floating_point()
+    if not both_float and tensor.dtype != target.dtype:
+        raise CheckpointError(f"{file}: tensor {name!r} is {tensor.dtype}, the model needs {target.dtype}")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ def dequantize_groups(codes: Tensor, scale: Tensor, low: Tensor, group_size: int
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """codes[N, K] in uint8, from 0 to 15 -> packed[N, ceil(K / 2)] in uint8.
+    """codes[N, K] in uint8, from 0 to 15 -> nibbles[N, ceil(K / 2)] in uint8.
 
     A byte has the code of an even column in its lower four bits, and the code of the next column in its upper
     four bits. If K is odd, the upper half of the last byte is 0.
@@ -95,13 +95,13 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
-def unpack_nibbles(packed: Tensor, K: int) -> Tensor:
-    """packed[N, ceil(K / 2)] of `pack_nibbles` -> codes[N, K] in uint8.
+def unpack_nibbles(nibbles: Tensor, K: int) -> Tensor:
+    """nibbles[N, ceil(K / 2)] of `pack_nibbles` -> codes[N, K] in uint8.
 
     A byte's lower four bits are the code of an even column, and its upper four bits the code of the next
     column. If K is odd, the upper half of the last byte is not a code.
     """
-    return torch.stack([packed & 15, packed >> 4], 2).flatten(1)[:, :K]
+    return torch.stack([nibbles & 15, nibbles >> 4], 2).flatten(1)[:, :K]
 
 
 def _in_groups(weight: Tensor, group_size: int) -> Tensor:

@@ -61,7 +61,7 @@ def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8_dynamic` computed by FBGEMM."""
-    multiply = fbgemm.int8_product(codes, fbgemm.max_activation_level())
+    multiply = fbgemm.scaled_product(codes, fbgemm.max_activation_level())
 
     def product(x: Tensor) -> Tensor:
         largest = _largest(x)  # [T, 1]
@@ -105,7 +105,7 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     so the weights are read once.
     """
     max_level = fbgemm.max_activation_level()
-    multiply = fbgemm.int8_product(codes, max_level)
+    multiply = fbgemm.scaled_product(codes, max_level)
 
     def product(x: Tensor) -> Tensor:
         T, largest = len(x), _largest(x)
@@ -125,30 +125,30 @@ def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     return Packed(lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scale).add_(bias), 0)
 
 
-def pack_int4(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
-    """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product of "int4" with x[T, K]."""
+def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+    """nibbles[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product of "int4" with x[T, K]."""
     padded_K = scale.shape[1] * group_size  # K rounded up to whole groups; x is padded with zeros
-    missing_bytes = padded_K // 2 - packed.shape[1]  # of each row
+    missing_bytes = padded_K // 2 - nibbles.shape[1]  # of each row
     if missing_bytes:  # `pad` copies the tensor even if nothing is missing
-        packed = F.pad(packed, (0, missing_bytes))
-    aten_fits = bias.dtype is ATEN_DTYPE and len(packed) % 16 == 0  # PyTorch's kernel needs N in sixteens
+        nibbles = F.pad(nibbles, (0, missing_bytes))
+    aten_fits = bias.dtype is ATEN_DTYPE and len(nibbles) % 16 == 0  # PyTorch's kernel needs N in sixteens
     kernel = _aten_by_groups if aten_fits else _even_and_odd
-    padded = kernel(packed, scale, low, bias, group_size)
+    packed = kernel(nibbles, scale, low, bias, group_size)  # its product takes x[T, padded_K]
     if padded_K == K:
-        return padded
-    packed_bytes = padded.packed_bytes
+        return packed
+    packed_bytes = packed.packed_bytes
     if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
-        packed_bytes = _bytes(packed, scale, low)
-    return Packed(lambda x: padded.product(F.pad(x, (0, padded_K - K))), packed_bytes)
+        packed_bytes = _bytes(nibbles, scale, low)
+    return Packed(lambda x: packed.product(F.pad(x, (0, padded_K - K))), packed_bytes)
 
 
-def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """`pack_int4` computed by PyTorch's plain products, with weights that are made from the codes in pieces.
 
     The even columns of x are multiplied by the lower halves of the bytes, and the odd columns by the upper
     halves. So the codes need not be brought into another order.
     """
-    N, half_K = packed.shape
+    N, half_K = nibbles.shape
     pieces = list(_pieces(N, 2 * half_K))
 
     def weights(codes: Tensor, piece: slice) -> Tensor:
@@ -158,8 +158,8 @@ def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, grou
 
     def sums_of(even: Tensor, odd: Tensor, piece: slice) -> Tensor:
         """even and odd[T, K / 2], the columns of x -> sums[T, n] for the rows `piece` of the weights."""
-        even_sums = even @ weights(packed[piece] & 15, piece).T
-        return torch.addmm(even_sums, odd, weights(packed[piece] >> 4, piece).T)
+        even_sums = even @ weights(nibbles[piece] & 15, piece).T
+        return torch.addmm(even_sums, odd, weights(nibbles[piece] >> 4, piece).T)
 
     def product(x: Tensor) -> Tensor:
         even, odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()  # [T, K / 2] each
@@ -168,11 +168,11 @@ def _even_and_odd(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, grou
     return Packed(product, 0)
 
 
-def _aten_by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+def _aten_by_groups(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """`pack_int4` computed by PyTorch's kernel over four-bit codes. For this kernel
     weight = (code - 8) · scale + zero, so zero = low + 8 · scale.
     """
-    codes = unpack_nibbles(packed, 2 * packed.shape[1]).int()
+    codes = unpack_nibbles(nibbles, 2 * nibbles.shape[1]).int()
     weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     scale, low = scale.T.to(bias.dtype), low.T.to(bias.dtype)
     scale_and_zero = torch.stack([scale, low + 8 * scale], 2).contiguous()  # [groups, N, 2]

@@ -40,7 +40,7 @@ def max_activation_level() -> int:
     return 127 if abs(float(product(torch.ones(1, 64), 1.0)) - 64 * 127) < 1 else 63
 
 
-def int8_product(codes: Tensor, max_level: int) -> ScaledProduct:
+def scaled_product(codes: Tensor, max_level: int) -> ScaledProduct:
     """codes[N, K] in int8 -> the product with these codes, as the module's docstring defines the product."""
     _swallow_deprecation_warnings()
     if hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
@@ -75,50 +75,54 @@ def _low_overhead_product(codes: Tensor, max_level: int) -> ScaledProduct:
     packed, offsets = torch.fbgemm_pack_quantized_matrix(wide), wide.sum(1, dtype=torch.int32)
     shape = torch.zeros(1, 1, dtype=torch.int8).expand_as(wide)  # the call reads only its shape
     no_bias = torch.zeros(len(codes))
-    rows_for = _rows_of_width(codes.shape[1], max_level)
+    padded_rows = _padded_rows(codes.shape[1], max_level)
 
     def product(x: Tensor, largest: Tensor | float) -> Tensor:
-        rows, first_K = rows_for(len(x))
+        rows, first_K = padded_rows.get(len(x))
         torch.div(x, largest, out=first_K)
         return torch.fbgemm_linear_int8_weight_fp32_activation(rows, shape, packed, offsets, 1.0, 0, no_bias)
 
     return product
 
 
-class _Scratch(threading.local):
-    """Memory for the rows of x. Each thread has its own, so no thread writes where another thread reads."""
+class _PaddedRows(threading.local):
+    """Rows of x[T, K] with two more columns, which hold the ends of the range.
 
-    def __init__(self) -> None:
-        self.rows: Tensor | None = None  # [SCRATCH_ROWS, K + 2]
-        self.views: dict[int, tuple[Tensor, Tensor]] = {}  # T -> [T, K + 2] and [T, K]
+    Up to SCRATCH_ROWS rows lie in memory that every call reuses. Each thread has memory of its own, so no
+    thread writes where another thread reads.
+    """
+
+    def __init__(self, K: int, max_level: int) -> None:
+        self.K = K
+        zero_point = max_level + 1  # the code of 0; codes 0 and 255 stand for the ends of the range
+        self.range_ends = torch.tensor([-zero_point / max_level, (255 - zero_point) / max_level])
+        self.scratch: Tensor | None = None  # [SCRATCH_ROWS, K + 2]
+        self.views: dict[int, tuple[Tensor, Tensor]] = {}  # by T: the results of `get`
+
+    def get(self, T: int) -> tuple[Tensor, Tensor]:
+        """-> rows[T, K + 2], and the view [T, K] of their first columns, which the caller fills."""
+        if T > SCRATCH_ROWS:
+            rows = self._new(T)
+            return rows, rows[:, : self.K]
+        if T not in self.views:
+            # A tensor that is made in inference mode cannot be written to outside inference mode.
+            with torch.inference_mode(False):
+                if self.scratch is None:
+                    self.scratch = self._new(SCRATCH_ROWS)
+                self.views[T] = self.scratch[:T], self.scratch[:T, : self.K]
+        return self.views[T]
+
+    def _new(self, T: int) -> Tensor:
+        """rows[T, K + 2], in which the two last columns are filled."""
+        rows = torch.empty(T, self.K + 2, dtype=torch.float32)
+        rows[:, self.K :] = self.range_ends
+        return rows
 
 
 @cache
-def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """-> a function from T to rows[T, K + 2], whose last two columns hold the ends of the range, and a view
-    of the first K columns.
-    """
-    scratch = _Scratch()
-    zero_point = max_level + 1  # the code of 0; codes 0 and 255 stand for the ends of the range
-
-    def new_rows(T: int) -> Tensor:
-        rows = torch.empty(T, K + 2, dtype=torch.float32)
-        rows[:, K:] = torch.tensor([-zero_point / max_level, (255 - zero_point) / max_level])
-        return rows
-
-    def rows_for(T: int) -> tuple[Tensor, Tensor]:
-        if T > SCRATCH_ROWS:
-            rows = new_rows(T)
-            return rows, rows[:, :K]
-        if T not in scratch.views:
-            # A tensor that is made in inference mode cannot be written to outside inference mode.
-            with torch.inference_mode(False):
-                if scratch.rows is None:
-                    scratch.rows = new_rows(SCRATCH_ROWS)
-                scratch.views[T] = scratch.rows[:T], scratch.rows[:T, :K]
-        return scratch.views[T]
-
-    return rows_for
+def _padded_rows(K: int, max_level: int) -> _PaddedRows:
+    """The rows that all products of this width share."""
+    return _PaddedRows(K, max_level)
 
 
 def _stable_api_product(codes: Tensor, max_level: int) -> ScaledProduct:

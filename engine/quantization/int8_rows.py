@@ -51,9 +51,8 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     columns = library.columns()
     codes = F.pad(codes, (0, -K % 4, 0, -N % columns))  # [N', K']
     padded_K = codes.shape[1]
-    weights = (
-        codes.view(-1, columns, padded_K // 4, 4).transpose(1, 2).contiguous()
-    )  # [., K' / 4, columns, 4]
+    weights = codes.view(-1, columns, padded_K // 4, 4).transpose(1, 2).contiguous()
+    # weights[N' / columns, K' / 4, columns, 4]
     # C multiplies level + ZERO_POINT in place of a level, which adds ZERO_POINT · Σ codes to a column's sum.
     # C subtracts this number afterwards.
     zero_point_sums = codes.sum(1, dtype=torch.int32) * ZERO_POINT  # [N']

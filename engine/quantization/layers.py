@@ -89,14 +89,14 @@ class Int8Linear(Module):
         if self.codes.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            self.product = gpu.int8_product(self.codes, self.scale, self.bias)
-            return
-        self.product, self.packed_bytes = self.fastest(may_repack)
+            packed = gpu.pack_int8(self.codes, self.scale, self.bias)
+        else:
+            packed = self._pack_on_cpu(may_repack)
+        self.product, self.packed_bytes = packed
         if self.packed_bytes:
             del self.codes
 
-    def fastest(self, may_repack: bool) -> Packed:
-        """The fastest product on a CPU. `may_repack`: as for `pack`."""
+    def _pack_on_cpu(self, may_repack: bool) -> Packed:
         return cpu.pack_int8(self.codes, self.scale, self.bias, may_repack)
 
 
@@ -113,8 +113,7 @@ class Int8DynamicLinear(Int8Linear):
         x_codes, x_scale = quantize_activations(x.float(), cpu.max_activation_level())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
-    def fastest(self, may_repack: bool) -> Packed:
-        """The fastest product on a CPU. `may_repack` has no effect on this class."""
+    def _pack_on_cpu(self, may_repack: bool) -> Packed:  # `may_repack` has no effect on this class
         return cpu.pack_int8_dynamic(self.codes, self.scale, self.bias)
 
 
@@ -124,8 +123,10 @@ class Int4Linear(Module):
     """
 
     method = "int4"
-    packed_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
-    packed: Tensor  # [out, ceil(in / 2)] in uint8: the codes, two to a byte; `pack` is something else
+    packed_bytes = (
+        0  # bytes in a kernel's own layout; if there are any, `nibbles`, `scale`, `low` are deleted
+    )
+    nibbles: Tensor  # [out, ceil(in / 2)] in uint8: the codes, two to a byte
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
     bias: Tensor  # [out]
@@ -138,8 +139,8 @@ class Int4Linear(Module):
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         self.product: Product | None = None
         groups = -(-in_features // group_size)
-        packed = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)
-        self.register_buffer("packed", packed)
+        nibbles = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)
+        self.register_buffer("nibbles", nibbles)
         for name in ("scale", "low"):
             empty = torch.empty(out_features, groups, device=device, dtype=torch.float16)
             self.register_buffer(name, empty)
@@ -151,14 +152,14 @@ class Int4Linear(Module):
         hold a weight.
         """
         codes, scale, low = quantize_groups(weight, self.group_size)
-        self.packed.copy_(pack_nibbles(codes))
+        self.nibbles.copy_(pack_nibbles(codes))
         self.scale.copy_(scale)
         self.low.copy_(low)
         self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
 
     def weight_in_fp32(self) -> Tensor:
         """The weights [out, in] that the codes stand for."""
-        codes = unpack_nibbles(self.packed, self.in_features)
+        codes = unpack_nibbles(self.nibbles, self.in_features)
         return dequantize_groups(codes, self.scale, self.low, self.group_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,21 +168,22 @@ class Int4Linear(Module):
 
     def plain(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
-        return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
+        return linear_by_groups(x, self.nibbles, self.scale, self.low, self.bias, self.group_size)
 
     def pack(self, may_repack: bool = True) -> None:
         """As `Int8Linear.pack`. `may_repack` is ignored, since no other layer reads these codes."""
         if self.product is not None:
             return
         groups = self.scale, self.low, self.bias, self.group_size
-        if self.packed.is_cuda:
+        if self.nibbles.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            self.product = gpu.int4_product(self.packed, *groups)
-            return
-        self.product, self.packed_bytes = cpu.pack_int4(self.packed, self.in_features, *groups)
+            packed = gpu.pack_int4(self.nibbles, *groups)
+        else:
+            packed = cpu.pack_int4(self.nibbles, self.in_features, *groups)
+        self.product, self.packed_bytes = packed
         if self.packed_bytes:
-            del self.packed, self.scale, self.low
+            del self.nibbles, self.scale, self.low
 
 
 class Int8Embedding(Module):
@@ -208,7 +210,8 @@ class Int8Embedding(Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids[T] -> [T, width]. As in nn.Embedding, an id outside the table raises IndexError on a CPU,
-        and fails an assertion of the GPU."""
+        and fails an assertion on a GPU.
+        """
         codes = torch.embedding(self.codes, token_ids)  # [T, width]
         scale = torch.embedding(self.scale, token_ids)  # [T, 1]
         return (codes * scale).to(self.dtype)

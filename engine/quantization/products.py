@@ -22,16 +22,16 @@ def linear_by_rows(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Ten
 
 
 def linear_by_groups(
-    x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
+    x: Tensor, nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
 ) -> Tensor:
-    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N].
+    """x[T, K], nibbles[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N].
 
     Within a group: Σ x_k · (low + code_k · scale) = (Σ x_k) · low + (Σ x_k · code_k) · scale. The last group
     may be shorter. Sums are in fp32. The result has the dtype of x.
     """
     K = x.shape[1]
     total = bias.float().expand(len(x), -1)  # [T, N]
-    codes = unpack_nibbles(packed, K).float()
+    codes = unpack_nibbles(nibbles, K).float()
     for group, start in enumerate(range(0, K, group_size)):
         part = x[:, start : start + group_size].float()  # [T, group_size]; the last one may be shorter
         sums = part @ codes[:, start : start + group_size].T  # [T, N]

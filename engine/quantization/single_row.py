@@ -12,9 +12,9 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from engine.kernels.plain_layers import blocks_of
+from engine.kernels.plain_layers import gpt2_blocks
 from engine.kernels.quantized_row import TILES, embed_codes, norm_product, product_add
-from engine.kernels.single_row import Operand, Operands, SingleRow
+from engine.kernels.single_row import BlockOperands, Kernels, Operand, Operands, SingleRow
 from engine.layers.replace import linear_names
 from engine.models.gpt2 import Model as GPT2
 from engine.quantization.layers import Int4Linear, Int8Embedding, QuantizedLinear
@@ -23,24 +23,24 @@ from engine.quantization.layers import Int4Linear, Int8Embedding, QuantizedLinea
 class QuantizedSingleRow(SingleRow):
     """`SingleRow` for a model whose linear layers and embeddings are int8, or int4 with an int8 head."""
 
-    kernels = embed_codes, norm_product, product_add
+    kernels = Kernels(embed_codes, norm_product, product_add)
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor]) -> None:
         """`keys` and `values`: one tensor [B, P, H, Dh] for each layer. `fits(model)` must be true."""
         tokens, positions = _as_int8_embedding(model.embed), _as_int8_embedding(model.embed_position)
         blocks = [
-            (
-                _norm_linear_operand(block.norm1, block.attention.qkv),
-                _linear_operand(block.attention.proj, interleaved=False),
-                _norm_linear_operand(block.norm2, block.mlp.up),
-                _linear_operand(block.mlp.down, interleaved=True),
+            BlockOperands(
+                qkv=_norm_linear_operand(block.norm1, block.attention.qkv),
+                proj=_linear_operand(block.attention.proj, interleaved=False),
+                up=_norm_linear_operand(block.norm2, block.mlp.up),
+                down=_linear_operand(block.mlp.down, interleaved=True),
             )
-            for block in blocks_of(model)
+            for block in gpt2_blocks(model)
         ]
         embeddings = tokens.codes, tokens.scale, positions.codes, positions.scale
         head = _norm_linear_operand(model.norm, model.head)
         super().__init__(model, keys, values, Operands(embeddings, blocks, head))
-        self.tiles = TILES[_as_quantized(blocks_of(model)[0].mlp.up).method]
+        self.tiles = TILES[_as_quantized(gpt2_blocks(model)[0].mlp.up).method]
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
@@ -118,6 +118,6 @@ def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[
     K = layer.in_features
     constants = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}
     if isinstance(layer, Int4Linear):
-        tensors = layer.packed.view(torch.int32), layer.scale, layer.low
+        tensors = layer.nibbles.view(torch.int32), layer.scale, layer.low
         return tensors, constants | {"GROUP": layer.group_size}
     return (layer.codes.view(torch.int64), layer.scale, layer.scale), constants | {"GROUP": 0}

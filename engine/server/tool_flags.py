@@ -9,7 +9,7 @@ from engine.decoding.structured import StructuredOutputsParams
 from engine.server.reasoning import REASONING_PARSERS
 from engine.server.tool_parsers import TOOL_PARSERS
 from engine.server.tools import ChatTools
-from engine.structured.capability import Structured
+from engine.structured.capability import StructuredOutput
 
 
 def check_flags(
@@ -39,9 +39,11 @@ def chat_extension(
     schema.
     """
     engine = thread.engine
-    structured = next((item for item in engine.capabilities if isinstance(item, Structured)), None)
+    structured = next((item for item in engine.capabilities if isinstance(item, StructuredOutput)), None)
     if structured is None:
-        raise ValueError("tools need an engine with structured output; its capabilities have no Structured")
+        raise ValueError(
+            "tools need an engine with structured output; its capabilities have no StructuredOutput"
+        )
 
     async def compile_structure(params: StructuredOutputsParams) -> None:
         """In the thread in which requests compile. Raises ParameterError and NoRoomError."""

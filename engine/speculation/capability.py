@@ -25,7 +25,7 @@ KnownTokens = tuple[Request, list[int]]  # a request, and all of its known token
 class _ProposerInput(NamedTuple):
     """What the proposer gets for one sequence of the step."""
 
-    s: int  # the sequence's index in the step
+    index: int  # of the sequence in the step
     request: Request
     ids: list[int]  # all known tokens
     max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the known ones
@@ -205,7 +205,7 @@ class Speculation:
         # 2. Reserve memory for the drafts.
         continuing = [s for s, count in enumerate(num_new) if self.cap(requests[s], count) is not None]
         texts = {s: (requests[s], [*requests[s].token_ids, *tokens[s]]) for s in continuing}
-        inputs = self._with_memory(texts, wanted)
+        inputs = self._reserve_memory(texts, wanted)
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
         step_tokens = self.lengths.max_drafts + 1
@@ -216,13 +216,16 @@ class Speculation:
             [(item.request, item.ids) for item in inputs], [item.max_tokens for item in inputs]
         )
         for item, proposal in zip(inputs, proposals, strict=True):
-            drafts[item.s] = proposal
+            drafts[item.index] = proposal
             if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
                 self.lengths.observe(item.request.id, proposed=1, accepted=0)
         return drafts
 
-    def _with_memory(self, texts: Mapping[int, KnownTokens], wanted: Sequence[int]) -> list[_ProposerInput]:
-        """What to propose, of wanted[S] tokens for the sequences of `texts`, by their indices in the step.
+    def _reserve_memory(
+        self, texts: Mapping[int, KnownTokens], wanted: Sequence[int]
+    ) -> list[_ProposerInput]:
+        """Reserve memory for the wanted[S] drafts of `texts`, whose keys are the sequences' indices in the
+        step. Returns the inputs of those sequences for whose drafts there is room.
 
         Memory for the next token of each request is reserved first. Then memory for a request's drafts is
         reserved, if there is room for all of them.

@@ -14,6 +14,7 @@ them. This module knows nothing of the target model.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -73,6 +74,14 @@ class _Sequence:
         self.new = [draft]
 
 
+class _UnreadPass(NamedTuple):
+    """A pass whose drafts are still on the device."""
+
+    number: int  # the pass chooses the draft of this index of each of its sequences
+    drafting: list[_Sequence]  # those that get a draft, in the order of the pass
+    pending: Pending
+
+
 class DraftModel:
     """A `Proposer` that computes the confirmed tokens with the draft model, and continues them."""
 
@@ -110,9 +119,7 @@ class DraftModel:
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
         computing = sequences
         num_passes = 0
-        # The passes whose drafts are still on the device: (the pass's number, its sequences that get a draft,
-        # the pass). Pass i chooses draft i of each of these sequences.
-        on_device: list[tuple[int, list[_Sequence], Pending]] = []
+        unread_passes: list[_UnreadPass] = []
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
@@ -123,15 +130,15 @@ class DraftModel:
                 drafts = _chosen(pending)
             else:
                 drafts = [PLACEHOLDER] * len(drafting)
-                on_device.append((num_passes, drafting, pending))
+                unread_passes.append(_UnreadPass(num_passes, drafting, pending))
             for sequence, draft in zip(drafting, drafts, strict=True):
                 sequence.add(draft)
             computing = [sequence for sequence in drafting if sequence.lacks_draft]
             num_passes += 1
         # 3. Read the drafts. All but the last of each sequence are computed.
-        for number, drafting, pending in on_device:
-            for sequence, draft in zip(drafting, _chosen(pending), strict=True):
-                sequence.drafts[number] = draft
+        for unread in unread_passes:
+            for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
+                sequence.drafts[unread.number] = draft
         for sequence in sequences:
             self._note_progress(sequence, sequence.drafts[:-1])
         return [sequence.drafts for sequence in sequences]

@@ -65,7 +65,7 @@ class TokenAutomaton:
     first = 0
 
     def __init__(self, expression: Expression, vocabulary: Vocabulary) -> None:
-        self.bytes, self.vocabulary = ByteAutomaton(expression), vocabulary
+        self.byte_automaton, self.vocabulary = ByteAutomaton(expression), vocabulary
         self._masks: dict[int, Mask] = {}  # by state
         # Requests share the states, and one thread may compile while another computes steps.
         self._lock = threading.RLock()
@@ -74,7 +74,7 @@ class TokenAutomaton:
         return StateMatcher(self)
 
     def may_end(self, state: int) -> bool:
-        return self.bytes.may_end(state)
+        return self.byte_automaton.may_end(state)
 
     def after(self, state: int, token_id: int) -> int | None:
         """The state after all bytes of one more token; None if a byte does not fit, or if the token stands
@@ -85,7 +85,7 @@ class TokenAutomaton:
             return None
         with self._lock:
             for byte in token_bytes:
-                next_state = self.bytes.after(state, byte)
+                next_state = self.byte_automaton.after(state, byte)
                 if next_state is None:
                     return None
                 state = next_state
@@ -103,9 +103,9 @@ class TokenAutomaton:
         fit: the first in `state`, each other byte in the state after the byte before it. A token need not
         complete a match. Two tokens may have the same bytes.
 
-        `self.vocabulary.root` is the tree of all tokens, and `self.bytes.after` is the step over one byte.
-        Tokens that begin with the same bytes are tried together: each byte of the tree is tried at most once.
-        If a byte does not fit, no token below it in the tree fits.
+        `self.vocabulary.root` is the tree of all tokens, and `self.byte_automaton.after` is the step over one
+        byte. Tokens that begin with the same bytes are tried together: each byte of the tree is tried at most
+        once. If a byte does not fit, no token below it in the tree fits.
         """
         fitting: list[int] = []
         to_visit: list[tuple[TrieNode, int]] = [(self.vocabulary.root, state)]
@@ -113,7 +113,7 @@ class TokenAutomaton:
             node, node_state = to_visit.pop()
             fitting += node.token_ids
             for byte, child in node.children.items():
-                child_state = self.bytes.after(node_state, byte)
+                child_state = self.byte_automaton.after(node_state, byte)
                 if child_state is not None:
                     to_visit.append((child, child_state))
         return fitting

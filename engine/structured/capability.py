@@ -19,10 +19,10 @@ from engine.requests.step import Step, StepResult
 from engine.requests.work import Work
 from engine.speculation.capability import drafts_of
 from engine.structured.compiler import Compiler
-from engine.structured.constraint import Constraint, both
+from engine.structured.constraint import Constraint, intersection
 
 
-class Structured:
+class StructuredOutput:
     """A `Capability` of the engine, and its `Preparation`."""
 
     def __init__(self, compiler: Compiler, eos_ids: Sequence[int]) -> None:
@@ -30,12 +30,12 @@ class Structured:
         self.compiler, self._eos_ids = compiler, tuple(eos_ids)
 
     def work_before(self, params: SamplingParams) -> Work | None:
-        """What compiles the request's constraint; None if it has none, or if that is done."""
+        """The work that compiles a request's constraint; None if there is none, or if it is compiled."""
         structure = params.structured_outputs
         return self.work_to_compile(structure) if isinstance(structure, StructuredOutputsParams) else None
 
     def work_to_compile(self, params: StructuredOutputsParams) -> Work | None:
-        """What compiles a constraint; None if that is done."""
+        """The work that compiles a constraint; None if it is compiled already."""
         key = self.compiler.key(params)
         return None if self.compiler.knows(key) else Work(key, partial(self.compiler.compile, params))
 
@@ -65,7 +65,7 @@ class Structured:
         for request, num_rows, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
             if request.constraint and num_rows:
                 for row, mask in enumerate(request.constraint.masks(drafts), start=first_row):
-                    rows[row] = replace(rows[row], mask=both(mask, rows[row].mask), is_adjusted=True)
+                    rows[row] = replace(rows[row], mask=intersection(mask, rows[row].mask), is_adjusted=True)
             first_row += num_rows
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
 from engine.decoding.structured import StructuredOutputsParams
-from engine.structured import places
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
-from engine.structured.costs import why_costly
-from engine.structured.matcher import Begun, Structure, StructureFailed
+from engine.structured.costs import why_refused
+from engine.structured.matcher import Structure, StructureFailed, StructureFromMatcher
+from engine.structured.places import place_of_refusal
 from engine.structured.regex import RegexError, parse
 from engine.structured.stack import call_with_large_stack
 from engine.structured.vocabulary import Vocabulary
@@ -145,7 +145,7 @@ class Compiler:
             num_bytes = sum(len(self._vocabulary.tokens[token_id]) for token_id in fitting)
             rest = data[num_bytes:].decode(errors="replace")[:40]
             raise ParameterError(FIELD, f"{FIELD}: {beginning} does not fit from {rest!r} on")
-        return Begun(matcher)
+        return StructureFromMatcher(matcher)
 
     def _set_up(self) -> None:
         """Make the vocabulary and the backend, if they are not made yet."""
@@ -204,7 +204,7 @@ class Compiler:
         """A JSON schema, compiled by llguidance. Raises ParameterError, which names the place in it."""
         from engine.structured import guidance
 
-        def why_refused(schema: Any) -> str | None:
+        def guidance_error(schema: Any) -> str | None:
             """llguidance's error for this schema, or None."""
             try:
                 self._guidance.compile(guidance.json_grammar(params, schema))
@@ -214,7 +214,7 @@ class Compiler:
 
         schema = json.loads(params.schema_text())
         try:
-            if reason := why_costly(schema):
+            if reason := why_refused(schema):
                 raise _refused("json", f": {reason}")
             return self._guidance.compile(guidance.json_grammar(params, schema))
         except RecursionError:
@@ -223,7 +223,7 @@ class Compiler:
             raise
         except (guidance.RefusedByGuidance, ValueError) as error:
             field = "json" if params.json is not None else "json_object"
-            raise _refused(field, f": {error} at {places.place(schema, why_refused)}") from None
+            raise _refused(field, f": {error} at {place_of_refusal(schema, guidance_error)}") from None
 
 
 def _cache_key(params: StructuredOutputsParams) -> str:

@@ -110,7 +110,7 @@ def _no_tokens() -> Mask:
     return np.zeros(1, np.int32)
 
 
-def both(mask: Mask, other: Mask | None) -> Mask:
+def intersection(mask: Mask, other: Mask | None) -> Mask:
     """The tokens that both masks allow. A mask does not allow tokens past its last bit; None allows all."""
     if other is None:
         return mask

@@ -20,15 +20,15 @@ from engine.structured.places import map_schemas
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
 MAX_MULTIPLE = 10_000  # least common multiple, and sum, of all `multipleOf`, as `_without_zeros` counts them
-LIMIT = 1 << 63  # the largest magnitude of a number's bound
+MAX_BOUND = 1 << 63  # the largest magnitude of a number's bound
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def why_costly(schema: Any) -> str | None:
+def why_refused(schema: Any) -> str | None:
     """Why a schema is refused: the keyword, its value and what is accepted. None if it is not refused."""
     common_multiple, sum_of_multiples = 1, 0
     for part in _all_schemas(schema):
-        if reason := _why_part_costly(part):
+        if reason := _why_part_refused(part):
             return reason
         value = part.get("multipleOf")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value:
@@ -46,8 +46,8 @@ def why_costly(schema: Any) -> str | None:
     return None
 
 
-def _why_part_costly(part: dict[str, Any]) -> str | None:
-    """As `why_costly`, for the keywords of one schema that count by themselves."""
+def _why_part_refused(part: dict[str, Any]) -> str | None:
+    """As `why_refused`, for the keywords of one schema that count by themselves."""
     if "x-guidance" in part:  # with it, a schema can have llguidance skip keywords that it does not know
         return "x-guidance is llguidance's own, and is not accepted"
     for keyword in ("properties", "required"):
@@ -75,10 +75,10 @@ def _all_schemas(schema: Any) -> list[dict[str, Any]]:
 
 def _is_exact(value: int | float) -> bool:
     """Whether llguidance reads a bound as it is written, as a float of 64 bits."""
-    if abs(value) > LIMIT:
+    if abs(value) > MAX_BOUND:
         return False
-    # LIMIT - 1, the largest int64, has no exact float, but llguidance reads it as what is meant.
-    return value == LIMIT - 1 or int(float(value)) == int(value)
+    # MAX_BOUND - 1, the largest int64, has no exact float, but llguidance reads it as what is meant.
+    return value == MAX_BOUND - 1 or int(float(value)) == int(value)
 
 
 def _without_zeros(value: int | float) -> int:

@@ -15,7 +15,7 @@ import llguidance
 import numpy as np
 
 from engine.decoding.structured import StructuredOutputsParams
-from engine.structured.matcher import Begun, Mask, StructureFailed
+from engine.structured.matcher import Mask, StructureFailed, StructureFromMatcher
 from engine.structured.places import map_schemas
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
@@ -76,17 +76,17 @@ class Guidance:
         self._eos_ids = set(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(wrapped, eos_token=list(eos_ids))
 
-    def compile(self, grammar: str) -> Begun:
+    def compile(self, grammar: str) -> StructureFromMatcher:
         """The structure of a grammar, as one of the functions below makes it. Raises RefusedByGuidance."""
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        structure = Begun(GuidanceMatcher(matcher, -(-self._tokenizer.vocab_size // 32)))
+        structure = StructureFromMatcher(GuidanceMatcher(matcher, -(-self._tokenizer.vocab_size // 32)))
         if not matcher.is_error():
             self._try(structure)
         if matcher.is_error():
             raise RefusedByGuidance(_short(matcher.get_error()))
         return structure
 
-    def _try(self, structure: Begun) -> None:
+    def _try(self, structure: StructureFromMatcher) -> None:
         """Compute two masks: a grammar that exceeds a limit mostly does so in one of the first masks. Raises
         RefusedByGuidance, also if no text fits.
         """

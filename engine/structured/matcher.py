@@ -50,8 +50,8 @@ class Structure(Protocol):
         """A new matcher, for an output without tokens."""
 
 
-class Begun:
-    """A structure whose outputs begin where a matcher stands."""
+class StructureFromMatcher:
+    """A structure whose outputs begin where a matcher stands: each output gets a copy of this matcher."""
 
     def __init__(self, matcher: Matcher) -> None:
         """`matcher` is not used elsewhere from now on."""

@@ -22,7 +22,7 @@ SINGLE = (
 WhyRefused = Callable[[Any], str | None]  # a schema -> why it is refused, or None
 
 
-def place(schema: Any, why_refused: WhyRefused) -> str:
+def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
     """The place of what is refused in `schema`, as a JSON pointer, such as "#/properties/age/not". If the
     search would try more than MAX_CHARACTERS, the result is a place above it.
     """

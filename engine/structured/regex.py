@@ -2,7 +2,7 @@
 
 The whole output must match, as with `re.fullmatch(…, re.ASCII)`. `\\d`, `\\w` and `\\s` stand for ASCII
 characters only. `^` is accepted at the beginning, and `$` at the end. What an expression over bytes cannot
-say (look-around, references back, word boundaries) is refused by name and place.
+say (look-around, references back, word boundaries) is refused by name and position.
 """
 
 from typing import NoReturn
@@ -36,46 +36,46 @@ class RegexError(ValueError):
 
 
 def parse(text: str) -> Expression:
-    """The expression over bytes. Raises RegexError, which names the place."""
+    """The expression over bytes. Raises RegexError, which names the position."""
     reader = _Reader(text)
     expression = reader.options(0)
-    if reader.place < len(text):
+    if reader.position < len(text):
         reader.refuse("an opening bracket is missing")
     return expression
 
 
 class _Reader:
-    """Reads `text` from `place` on. There is a method for each form that may come next: it steps over the
+    """Reads `text` from `position` on. There is a method for each form that may come next: it steps over the
     form, and returns what the form stands for.
     """
 
     def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
+        self.text, self.position = text, 0
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise RegexError with the place and the next characters."""
-        shown = self.text[self.place : self.place + 20]
-        raise RegexError(f"at character {self.place}, {shown!r}: {reason}")
+        """Raise RegexError with the position and the next characters."""
+        shown = self.text[self.position : self.position + 20]
+        raise RegexError(f"at character {self.position}, {shown!r}: {reason}")
 
-    def refuse_at(self, place: int, reason: str) -> NoReturn:
-        """As `refuse`, for an earlier place."""
-        self.place = place
+    def refuse_at(self, position: int, reason: str) -> NoReturn:
+        """As `refuse`, for an earlier position."""
+        self.position = position
         self.refuse(reason)
 
     def accept(self, *texts: str) -> str:
         """Step over the first of `texts` that comes next, and return it; "" if none comes."""
         for text in texts:
-            if self.text.startswith(text, self.place):
-                self.place += len(text)
+            if self.text.startswith(text, self.position):
+                self.position += len(text)
                 return text
         return ""
 
     def character(self) -> str:
         """Step over one character, and return it."""
-        if self.place == len(self.text):
+        if self.position == len(self.text):
             self.refuse("the expression ends too early")
-        self.place += 1
-        return self.text[self.place - 1]
+        self.position += 1
+        return self.text[self.position - 1]
 
     def options(self, depth: int) -> Expression:
         """`a|b|…`, up to a closing bracket or the end. `depth`: the number of groups around it."""
@@ -89,13 +89,13 @@ class _Reader:
     def sequence(self, depth: int) -> Expression:
         """Items one after the other, each with its repetition."""
         items: list[Expression] = []
-        while self.place < len(self.text) and self.text[self.place] not in "|)":
+        while self.position < len(self.text) and self.text[self.position] not in "|)":
             items.append(self.repetition(self.item(depth)))
         return chain(*items)
 
     def item(self, depth: int) -> Expression:
         """A group, a set, an escape, a dot, `^` or `$`, or a character."""
-        start = self.place
+        start = self.position
         char = self.character()
         if char == "(":
             return self.group(depth)
@@ -108,8 +108,8 @@ class _Reader:
         if char in "*+?{":
             self.refuse_at(start, "there is nothing to repeat")
         if char in "^$":
-            accepted_place = 0 if char == "^" else len(self.text) - 1
-            if depth or start != accepted_place:
+            accepted_position = 0 if char == "^" else len(self.text) - 1
+            if depth or start != accepted_position:
                 reason = "^ is accepted at the beginning and $ at the end: the whole output matches"
                 self.refuse_at(start, reason)
             return EMPTY
@@ -119,9 +119,9 @@ class _Reader:
         """The rest of `(…)` or `(?:…)` after its opening bracket."""
         if not self.accept("?:"):
             for sign, name in UNSUPPORTED_GROUPS.items():
-                if self.text.startswith(sign, self.place):
+                if self.text.startswith(sign, self.position):
                     self.refuse(f"{name} is not supported")
-            if self.text.startswith("?", self.place):
+            if self.text.startswith("?", self.position):
                 self.refuse("this group is not supported")
         options = self.options(depth + 1)
         if not self.accept(")"):
@@ -130,7 +130,7 @@ class _Reader:
 
     def repetition(self, item: Expression) -> Expression:
         """The item, repeated as `*`, `+`, `?` or `{m,n}` says; the item itself if none of them follows."""
-        start = self.place
+        start = self.position
         least, most = 1, None
         match self.accept("*", "+", "?", "{"):
             case "*":
@@ -144,7 +144,7 @@ class _Reader:
             case _:
                 return item
         self.accept("?")  # as few times as possible: a full match is the same
-        if self.text.startswith(("*", "+", "?", "{"), self.place):
+        if self.text.startswith(("*", "+", "?", "{"), self.position):
             self.refuse("a repetition of a repetition is not supported: put the first in brackets")
         is_backwards = most is not None and most < least
         if is_backwards or max(least, most or 0) > MAX_REPEATS:
@@ -155,13 +155,13 @@ class _Reader:
         """The rest of `{m}`, `{m,}`, `{,n}` or `{m,n}` after its opening brace: the least and the most. None
         as the most means any number.
         """
-        end = self.text.find("}", self.place)
-        low, comma, high = self.text[self.place : max(end, self.place)].partition(",")
+        end = self.text.find("}", self.position)
+        low, comma, high = self.text[self.position : max(end, self.position)].partition(",")
         given = [number for number in (low, high) if number]
         are_numbers = all(number.isascii() and number.isdigit() and len(number) <= 9 for number in given)
         if end < 0 or not given or not are_numbers:
             self.refuse("a number of repetitions is expected, such as {2} or {2,5}")
-        self.place = end + 1
+        self.position = end + 1
         if not comma:
             return int(low), int(low)
         return int(low or 0), int(high) if high else None
@@ -172,19 +172,19 @@ class _Reader:
         ranges: Ranges = []
         while not ranges or not self.accept("]"):  # a bracket that comes first is a character of the set
             low = self.set_member()
-            behind_minus = self.text[self.place + 1 : self.place + 2]
-            is_range = self.text.startswith("-", self.place) and behind_minus != "]"
+            behind_minus = self.text[self.position + 1 : self.position + 2]
+            is_range = self.text.startswith("-", self.position) and behind_minus != "]"
             if not is_range:
                 ranges += low
                 continue
-            start = self.place
+            start = self.position
             self.accept("-")
             ranges.append(self.range_between(low, self.set_member(), start))
         return complement(ranges) if is_negated else ranges
 
     def range_between(self, low: Ranges, high: Ranges, start: int) -> tuple[int, int]:
-        """The range `low-high` of a set. Refuses it, at the place `start` of its minus, if `low` or `high` is
-        more than one character, or if they are in the wrong order.
+        """The range `low-high` of a set. Refuses it, at the position `start` of its minus, if `low` or `high`
+        is more than one character, or if they are in the wrong order.
         """
         ends = [*low, *high]
         are_characters = len(ends) == 2 and all(first == last for first, last in ends)
@@ -203,7 +203,7 @@ class _Reader:
 
     def escape(self) -> Ranges:
         """The rest of an escape after its backslash."""
-        start = self.place
+        start = self.position
         char = self.character()
         if char in CLASSES:
             return CLASSES[char]
@@ -222,8 +222,8 @@ class _Reader:
     def hexadecimal(self, char: str, start: int) -> int:
         """The code point of an escape such as `\\x41`, after its letter `char`, which stands at `start`."""
         num_digits = HEX_DIGITS[char]
-        digits = self.text[self.place : self.place + num_digits]
-        self.place += len(digits)
+        digits = self.text[self.position : self.position + num_digits]
+        self.position += len(digits)
         are_digits = len(digits) == num_digits and all(d in "0123456789abcdefABCDEF" for d in digits)
         if not are_digits or int(digits, 16) > LAST:
             self.refuse_at(start, f"{num_digits} hexadecimal digits of a character are expected")

@@ -45,7 +45,7 @@ def runner(
     from engine.execution.extras_step import ExtrasStep
     from engine.execution.graphs import DecodeGraphs, GraphWay
     from engine.execution.verifying import num_rows
-    from engine.kernels.verify_attend import MOST_NEW
+    from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
     # All rows are stored before any row attends, so a sequence may have several of them (Part 16).
     step = ExtrasStep(model, list(memory.keys), list(memory.values))
@@ -57,5 +57,5 @@ def runner(
     graphs = DecodeGraphs(
         lambda rows: step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
     )
-    way = GraphWay(graphs, V, max_new=MOST_NEW if max_new_tokens > 1 else 1)
+    way = GraphWay(graphs, V, max_new=MAX_NEW_TOKENS if max_new_tokens > 1 else 1)
     return ModelRunner([way, eager], memory, last_tokens=last_tokens)

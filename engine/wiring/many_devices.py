@@ -19,7 +19,7 @@ from engine.models.loader import CODES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
 from engine.parallel.launch import RankLost, Workers
-from engine.parallel.rank import Rank
+from engine.parallel.rank import ProcessRank
 from engine.parallel.shards import divide
 from engine.quantization.quantize import QuantizationConfig
 from engine.speculation.config import SpeculativeConfig
@@ -60,7 +60,7 @@ def load_devices(args: EngineArgs) -> Devices:
             group = Group(0, size, workers.store, torch.device(places[0]), backend)
         workers.on_stop(group.close)
         try:
-            devices = load_one_device(replace(args, device=places[0]), Rank(group, workers))
+            devices = load_one_device(replace(args, device=places[0]), ProcessRank(group, workers))
         except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
             with workers.raising_rank_lost():
                 raise

@@ -15,7 +15,7 @@ import torch
 from engine.parallel.executor import follow
 from engine.parallel.group import Group
 from engine.parallel.launch import READY
-from engine.parallel.rank import Rank
+from engine.parallel.rank import ProcessRank
 from engine.requests.request import error_text
 from engine.wiring.devices import load_one_device
 from engine.wiring.engine_args import EngineArgs
@@ -43,7 +43,7 @@ def main(rank_0_pipe: int) -> None:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         device = torch.device(str(args.device))
         group = Group(rank, options["size"], options["store"], device, options["backend"])
-        devices = load_one_device(args, Rank(group))
+        devices = load_one_device(args, ProcessRank(group))
         follow(devices.runner, devices.slots, sys.stdin.buffer)
     except Exception as error:
         print(f"rank {rank}: {error_text(error)}", file=sys.stderr, flush=True)

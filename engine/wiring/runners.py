@@ -47,7 +47,7 @@ def make_runner(
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
-    from engine.kernels.verify_attend import MOST_NEW
+    from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
     V, max_seqs = model.config.vocab_size if has_head else 0, sizes.max_num_seqs
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
@@ -61,7 +61,7 @@ def make_runner(
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
+        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MAX_NEW_TOKENS))
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 

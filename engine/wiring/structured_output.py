@@ -4,7 +4,7 @@ wiring.
 No module imports this one: engine/wiring/extensions.py finds it by its name.
 """
 
-from engine.structured.capability import Structured
+from engine.structured.capability import StructuredOutput
 from engine.structured.compiler import Compiler, StructuredOutputsConfig
 from engine.wiring.devices import Devices
 from engine.wiring.extensions import Contribution
@@ -17,5 +17,5 @@ def contribution(devices: Devices) -> Contribution:
     """
     config = StructuredOutputsConfig.from_dict(devices.args.structured_outputs_config or {})
     eos_ids = with_eos_tokens(devices.config, devices.args).eos_token_ids
-    structured = Structured(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
+    structured = StructuredOutput(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
     return Contribution(structured, structured, frozenset({"structured_outputs"}))

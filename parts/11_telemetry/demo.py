@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.part11_crowd import Crowd, come  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.slots import SlotMemory  # noqa: E402
-from engine.client.top import read, top  # noqa: E402
+from engine.client.top import read_dashboard, top  # noqa: E402
 from engine.client.trace_view import trace_view  # noqa: E402
 from engine.core.engine_thread import EngineThread  # noqa: E402
 from engine.core.llm_engine import LLMEngine  # noqa: E402
@@ -117,7 +117,7 @@ def main() -> None:
 def at_rest(address: str, crowd: Crowd) -> dict:
     """The server's data once it has noticed that everybody has left, or after ten seconds."""
     for _ in range(100):
-        answer = read(address)
+        answer = read_dashboard(address)
         if sum(answer["ended"].values()) == crowd.finished + crowd.left:
             break
         time.sleep(0.1)

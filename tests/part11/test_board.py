@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from rich.console import Console
 
 from engine.client import top as board_module
-from engine.client.top import NoAnswer, board, growth, read, sparkline, top
+from engine.client.top import NoAnswer, board, growth, read_dashboard, sparkline, top
 from engine.client.untrusted import ByteLimit
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
@@ -115,7 +115,7 @@ def answering(path: str, answer):
 
 def test_it_reads_a_running_server_and_ends_when_told():
     with answering("/dashboard/data", ANSWER) as url:
-        assert read(url) == read(url + "/") == ANSWER
+        assert read_dashboard(url) == read_dashboard(url + "/") == ANSWER
         console = Console(width=100, record=True, file=io.StringIO())
         top(url, console, enough=lambda: True)
     assert "storyteller" in console.export_text()
@@ -129,9 +129,9 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with answering("/dashboard/data", ANSWER) as url:
-        assert read(url) == ANSWER
+        assert read_dashboard(url) == ANSWER
     with pytest.raises(NoAnswer, match="Connection refused"):
-        read("http://elsewhere.example")
+        read_dashboard("http://elsewhere.example")
 
 
 @pytest.mark.parametrize(("path", "answer", "said"), [
@@ -144,14 +144,14 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
 ])  # fmt: skip
 def test_a_server_without_a_dashboard_is_named(path, answer, said):
     with answering(path, answer) as url, pytest.raises(NoAnswer, match=said) as caught:
-        read(url)
+        read_dashboard(url)
     assert url in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "ftp://127.0.0.1:9"])
 def test_no_server_is_said_in_one_line(url):
     with pytest.raises(NoAnswer, match="dashboard/data") as caught:
-        read(url)
+        read_dashboard(url)
     assert "\n" not in str(caught.value)
 
 
@@ -175,7 +175,7 @@ def test_what_is_no_http_is_no_answer(sent):
         saying = threading.Thread(target=say)
         saying.start()
         with pytest.raises(NoAnswer):
-            read(f"http://127.0.0.1:{server.getsockname()[1]}")
+            read_dashboard(f"http://127.0.0.1:{server.getsockname()[1]}")
         saying.join()
 
 
@@ -202,7 +202,7 @@ def test_an_answer_that_does_not_end_in_time_is_none(monkeypatch, begin, go_on):
         saying.start()
         try:
             with pytest.raises(NoAnswer, match=r"has not answered in 0\.5 s"):
-                read(f"http://127.0.0.1:{server.getsockname()[1]}")
+                read_dashboard(f"http://127.0.0.1:{server.getsockname()[1]}")
         finally:
             over.set()
             saying.join()
@@ -211,7 +211,7 @@ def test_an_answer_that_does_not_end_in_time_is_none(monkeypatch, begin, go_on):
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch):
     monkeypatch.setattr(board_module, "ByteLimit", lambda: ByteLimit(10))
     with answering("/dashboard/data", ANSWER) as url, pytest.raises(NoAnswer, match="longer than"):
-        read(url)
+        read_dashboard(url)
 
 
 ODD = {

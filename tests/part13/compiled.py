@@ -84,10 +84,10 @@ def compile_all() -> None:
     fetch(numbers(2), numbers(2), torch.zeros(2, dtype=torch.long), numbers(2))
     memory = [keys], [values]
     one, many = single_row.SingleRow(model, *memory), many_rows.ManyRows(model, *memory, 2)
-    one.attend.programs = 1056
+    one.attend.max_programs = 1056
     one(numbers(1), numbers(1), numbers(1), tables[:1], lens[:1])
     for programs in (1056, 1):  # sequences split among programs, and not
-        many.attend.programs = programs
+        many.attend.max_programs = programs
         many(numbers(2), numbers(2), numbers(2), tables, lens)
 
 

@@ -17,14 +17,14 @@ class Step(Rows):
         live = [s for s, n in enumerate(lens) if n]
         super().__init__(len(lens), live, *scattered([n for n in lens if n], H, DH), biased)
         self.attend = AppendAttend(H, DH, torch.device(DEVICE))
-        self.attend.programs = programs  # on a GPU there would be as many as keep it busy
+        self.attend.max_programs = programs  # on a GPU there would be as many as keep it busy
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("length", [1, P, P + 1, 65, 300])
 def test_one_sequence_split_among_programs(length, biased):
     step = Step([length], biased)
-    assert step.attend.splits(1) == 8
+    assert step.attend.num_splits(1) == 8
     step.check()
 
 
@@ -32,7 +32,7 @@ def test_one_sequence_split_among_programs(length, biased):
 @pytest.mark.parametrize("lens", [[1, P, P + 1, 5, 2], [129, 1, 130, 3, 257]])
 def test_sequences_that_are_not_split(lens, biased):
     step = Step(lens, biased)
-    assert step.attend.splits(5) == 1
+    assert step.attend.num_splits(5) == 1
     step.check()
 
 
@@ -66,9 +66,9 @@ def test_large_scores_do_not_overflow(programs):
 def test_splits_are_a_power_of_two_and_no_more_programs_than_there_are():
     attend = AppendAttend(3, DH, torch.device(DEVICE))
     for programs in (24, 1056):
-        attend.programs = programs
+        attend.max_programs = programs
         for rows in range(1, 100):
-            splits = attend.splits(rows)
+            splits = attend.num_splits(rows)
             assert splits & (splits - 1) == 0
             if splits == 1:
                 assert 8 * 3 * rows > programs, "there may be eight parts of each sequence"

@@ -14,7 +14,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
-from engine.kernels.prompt_rows import prompt_forward
+from engine.kernels.prompt_rows import gpt2_prompt_forward
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.wiring.attention_kernel import attention_kernel
@@ -66,7 +66,7 @@ def engine_of(tokenizer, model, how: str) -> LLMEngine:
     if how == "plain":
         runner = ModelRunner([EagerWay(model, memory)], memory)
         return LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=MAX_LEN)
-    ways = [EagerWay(model, memory, prompt_forward(model), last.upload)]
+    ways = [EagerWay(model, memory, gpt2_prompt_forward(model), last.upload)]
     if how != "ahead":
         V, width = model.config.vocab_size, MAX_LEN // memory.block_size
         graphs = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, capture=how == "captured")

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.kernels.prompt_rows import PromptRows, prompt_forward
+from engine.kernels.prompt_rows import PromptRows, gpt2_prompt_forward
 from engine.models.loader import load_model
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE
@@ -50,4 +50,4 @@ def test_hidden_states_are_the_models(model):
 
 
 def test_without_a_gpu_the_model_itself_is_taken(model):
-    assert (prompt_forward(model) is model) == (DEVICE == "cpu")
+    assert (gpt2_prompt_forward(model) is model) == (DEVICE == "cpu")

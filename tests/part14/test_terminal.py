@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from engine.client.stream import ChatAnswer
-from engine.client.terminal import TerminalChat, Wrap
+from engine.client.terminal import LineWrapper, TerminalChat
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part14.speaker import Speaker
 from tests.part14.terminal import Terminal
@@ -109,12 +109,12 @@ def test_no_word_is_cut_at_the_edge_and_a_new_width_counts_at_once():
 def test_wrapping_character_by_character(width, text, written):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     for size in (1, 3, 99):
-        wrap = Wrap(console)
+        wrap = LineWrapper(console)
         assert "".join(wrap.push(text[i : i + size]) for i in range(0, len(text), size)) == written
 
 
 def test_in_a_pipe_text_stays_as_it_is():
-    assert Wrap(Console(file=io.StringIO(), width=6)).push("abc def\tghi") == "abc def\tghi"
+    assert LineWrapper(Console(file=io.StringIO(), width=6)).push("abc def\tghi") == "abc def\tghi"
 
 
 def test_the_server_goes_and_comes_back():

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import load
 from engine.load.client import Endpoint
 from engine.load.plan import Job
-from engine.load.report import Limits, figures, generator_lag, spread, tables
+from engine.load.report import LatencyLimits, generator_lag, run_figures, spread, tables
 from tests.part15.instant import Script, event, run, words
 
 
@@ -16,7 +16,7 @@ def every(seconds: float, number: int) -> list[Job]:
     return [Job(i * seconds, f"prompt {i}", 5) for i in range(number)]
 
 
-def open_loop(script: Script, jobs, tick=lambda run: None, limits: Limits | None = None, **options):
+def open_loop(script: Script, jobs, tick=lambda run: None, limits: LatencyLimits | None = None, **options):
     """(what was seen, by arrival; the figures) of an open loop against `script`."""
 
     async def go():
@@ -27,7 +27,7 @@ def open_loop(script: Script, jobs, tick=lambda run: None, limits: Limits | None
 
     running = run(go())
     seen = sorted(running.records, key=lambda one: one.due)
-    return seen, figures(seen, running.start, running.wakeup_delays, limits)
+    return seen, run_figures(seen, running.start, running.wakeup_delays, limits)
 
 
 # What is measured
@@ -43,7 +43,7 @@ def test_known_latencies_in_known_percentiles_out(api):
         return words([(i + 1) / 100, 0.02, 0.02, 0.02, 0.02], chat=api == "chat")
 
     script = Script(tell)
-    _, found = open_loop(script, every(2, 100), limits=Limits(ttft=0.5), api=api)
+    _, found = open_loop(script, every(2, 100), limits=LatencyLimits(ttft=0.5), api=api)
     assert found["ttft_seconds"] == pytest.approx(
         {
             "count": 100,
@@ -198,7 +198,7 @@ def test_every_request_is_counted_whatever_became_of_it():
     async def tell(i, body):
         return await ENDS[i][0]()
 
-    seen, found = open_loop(Script(tell), every(70, len(ENDS)), limits=Limits(ttft=1), timeout=60)
+    seen, found = open_loop(Script(tell), every(70, len(ENDS)), limits=LatencyLimits(ttft=1), timeout=60)
     assert [one.outcome for one in seen] == [name for _, name in ENDS]
     assert found["refused"] == {"429": 2, "503": 1}
     assert sum(found["failed"].values()) == 5
@@ -222,7 +222,7 @@ def test_a_single_token_has_no_rhythm_and_keeps_any_limit_on_it():
     async def tell(i, body):
         return words([0.1])
 
-    _, found = open_loop(Script(tell), every(1, 2), limits=Limits(tpot=0.001))
+    _, found = open_loop(Script(tell), every(1, 2), limits=LatencyLimits(tpot=0.001))
     assert found["tpot_seconds"] is None
     assert found["goodput"]["share"] == 1
 
@@ -236,7 +236,7 @@ def test_percentiles_lie_between_the_two_nearest(values, p50, p99):
 
 
 def test_nothing_sent_is_said_without_a_number():
-    found = figures([], 0.0, [], Limits(ttft=1))
+    found = run_figures([], 0.0, [], LatencyLimits(ttft=1))
     assert (found["sent"], found["ttft_seconds"], found["goodput"]["share"]) == (0, None, 0.0)
     assert tables(found)["latency"]["rows"] == []
     assert generator_lag(found) == "Nothing was sent."
@@ -247,4 +247,4 @@ def test_nothing_sent_is_said_without_a_number():
 )
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(ValueError):  # noqa: PT011 - the name or the number is quoted
-        Limits.parse(text)
+        LatencyLimits.parse(text)

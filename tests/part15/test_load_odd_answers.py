@@ -9,7 +9,7 @@ from engine.client.untrusted import ByteLimit
 from engine.load import client as load_client
 from engine.load.client import GARBLED, OK, Endpoint
 from engine.load.plan import Job
-from engine.load.report import figures
+from engine.load.report import run_figures
 from engine.load.run import first_model
 from tests.part15.instant import Script, event, run
 
@@ -27,7 +27,7 @@ def asked(answer: httpx.Response):
             return await Endpoint(http, "script").ask(Job(0, "prompt", 5), 0.0)
 
     seen = run(go())
-    return seen, figures([seen], 0.0, [])
+    return seen, run_figures([seen], 0.0, [])
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import pytest
 
 from benchmarks import load
 from engine.load.client import Endpoint
-from engine.load.plan import endless, poisson, replay
+from engine.load.plan import endless_jobs, jobs_of_trace, poisson_jobs
 from engine.server.app import create_app
 from tests.part04.serving import ScriptedBackend, serve
 from tests.part15.instant import Script, run, words
 
 
 def test_poisson_arrivals_keep_the_rate_and_know_nothing_of_each_other():
-    jobs = poisson(5, 2000, (8, 32), (16, 64), Random(1))
-    assert jobs == poisson(5, 2000, (8, 32), (16, 64), Random(1)), "the same seed, the same jobs"
-    assert jobs != poisson(5, 2000, (8, 32), (16, 64), Random(2))
+    jobs = poisson_jobs(5, 2000, (8, 32), (16, 64), Random(1))
+    assert jobs == poisson_jobs(5, 2000, (8, 32), (16, 64), Random(1)), "the same seed, the same jobs"
+    assert jobs != poisson_jobs(5, 2000, (8, 32), (16, 64), Random(2))
     assert len(jobs) == pytest.approx(10_000, rel=0.03)
     gaps = [b.at - a.at for a, b in pairwise(jobs)]
     assert min(gaps) > 0
@@ -47,17 +47,17 @@ def test_a_trace_keeps_its_bursts_and_its_proportions_and_fits_the_context(tmp_p
     """
     file = tmp_path / "trace.csv"
     file.write_text(HEAD + ROWS)
-    trace = replay(file, 1024, math.inf, Random(0))
+    trace = jobs_of_trace(file, 1024, math.inf, Random(0))
     assert (trace.size_factor, trace.speed, trace.cut) == (pytest.approx(960 / 1010), 1.0, 1)
     assert [job.at for job in trace.jobs] == pytest.approx(range(121))
     sizes = [(len(job.prompt.split()), job.max_tokens) for job in trace.jobs]
     assert sizes[:2] == [(95, 19), (950, 10)]
     assert sizes[-1] == (960 - 855, 855)
-    faster = replay(file, 1024, 10, Random(0), rate=4)
+    faster = jobs_of_trace(file, 1024, 10, Random(0), rate=4)
     assert [job.at for job in faster.jobs] == pytest.approx([i / 4 for i in range(40)]), (
         "the first 10 seconds"
     )
-    assert replay(file, 10**6, 1, Random(0)).size_factor == 1, "nothing is made larger"
+    assert jobs_of_trace(file, 10**6, 1, Random(0)).size_factor == 1, "nothing is made larger"
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", HEAD, HEAD + ROWS.splitlines()[0]])
@@ -65,20 +65,22 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
     file = tmp_path / "trace.csv"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"needed"):
-        replay(file, 1024, 60, Random(0))
+        jobs_of_trace(file, 1024, 60, Random(0))
 
 
 def test_a_trace_of_one_moment_has_no_pace_to_be_changed(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text(HEAD + "2023-11-16 18:15:00,0,0\n" * 3)
-    assert [(job.at, job.max_tokens) for job in replay(file, 1024, 60, Random(0)).jobs] == [(0.0, 1)] * 3
+    assert [(job.at, job.max_tokens) for job in jobs_of_trace(file, 1024, 60, Random(0)).jobs] == [
+        (0.0, 1)
+    ] * 3
     with pytest.raises(ValueError, match=r"trace.csv: .* rate=2"):
-        replay(file, 1024, 60, Random(0), rate=2)
+        jobs_of_trace(file, 1024, 60, Random(0), rate=2)
 
 
 def test_the_production_trace_fits_storytellers_context(data):
     """Microsoft's: 19,366 rows in 58 minutes."""
-    trace = replay(data / "AzureLLMInferenceTrace_conv.csv", 1024, math.inf, Random(0), rate=2)
+    trace = jobs_of_trace(data / "AzureLLMInferenceTrace_conv.csv", 1024, math.inf, Random(0), rate=2)
     assert len(trace.jobs) == 19_366
     assert (len(trace.jobs) - 1) / trace.jobs[-1].at == pytest.approx(2)
     totals = [len(job.prompt.split()) + job.max_tokens for job in trace.jobs]
@@ -100,7 +102,7 @@ def test_a_closed_loop_has_so_many_users_and_no_more():
     async def go():
         async with httpx.AsyncClient(base_url="http://script/v1", transport=script) as http:
             running = load.Run(Endpoint(http, "script").ask)
-            await running.closed_loop(endless((4, 4), (1, 1), Random(0)), 7, 9.9)
+            await running.closed_loop(endless_jobs((4, 4), (1, 1), Random(0)), 7, 9.9)
             return running.records
 
     assert len(run(go())) == 7 * 20
@@ -119,7 +121,7 @@ def test_what_the_command_line_asks_for_is_what_reaches_the_server(tmp_path):
     options = load.arguments(given.split())
 
     async def go():
-        async with load.client(options.url, options.api_key, transport=script) as http:
+        async with load.http_client(options.url, options.api_key, transport=script) as http:
             return await load.load(options, http)
 
     workload, found = run(go())

@@ -26,7 +26,7 @@ def main() -> None:
     for rows, programs in ((2, 320), (20, 1)):  # split among programs, and not
         tables, lens = Pages.of([[1]] * rows, [5] * rows, P).on(keys.device)
         step = VerifyRows(model, [keys], [values], rows)
-        step.attend.programs = programs
+        step.attend.max_programs = programs
         step(numbers(rows), numbers(rows), numbers(rows), tables, lens)
     print(*found)
 

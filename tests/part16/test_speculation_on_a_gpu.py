@@ -14,8 +14,8 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.execution.verifying import num_rows, verifying_steps
-from engine.kernels.prompt_rows import prompt_forward
-from engine.kernels.verify_attend import MOST_NEW
+from engine.kernels.prompt_rows import gpt2_prompt_forward
+from engine.kernels.verify_attend import MAX_NEW_TOKENS
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scored_rows import scored_rows
@@ -64,9 +64,9 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
     plain = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, **options)
     verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
     assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
-    ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new=MOST_NEW)]
+    ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new=MAX_NEW_TOKENS)]
     return ModelRunner(
-        [*ways, EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last_tokens=last
+        [*ways, EagerWay(model, memory, gpt2_prompt_forward(model), last.upload)], memory, last_tokens=last
     )
 
 

@@ -20,7 +20,7 @@ from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.execution.verifying import VerifyRows, num_rows, verifying_steps
 from engine.kernels.single_row import SingleRow
-from engine.kernels.verify_attend import MOST_NEW
+from engine.kernels.verify_attend import MAX_NEW_TOKENS
 from engine.models.loader import load_model
 from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
@@ -71,7 +71,7 @@ def in_rows(model, memory, rows):
     return lambda _: many
 
 
-def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new=MOST_NEW):
+def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new=MAX_NEW_TOKENS):
     step, width = make_steps(model, memory, rows), -(-MAX_LEN // P)
     return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new)
 
@@ -148,7 +148,7 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows
 
 def test_long_passes_go_the_usual_way(relu_model):
     memory = memory_of(relu_model)
-    for tokens, rows, fits in ((ROWS, ROWS, True), (ROWS + 1, ROWS, False), (MOST_NEW + 1, 64, False)):
+    for tokens, rows, fits in ((ROWS, ROWS, True), (ROWS + 1, ROWS, False), (MAX_NEW_TOKENS + 1, 64, False)):
         request, plan = sequence("a", [i % VOCAB for i in range(tokens)]), memory.plan()
         request.num_computed_tokens = plan.admit(request)
         way = graph_way(relu_model, memory, last_of(rows), rows=rows)

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.attention.paged import Pages
 from engine.kernels.flash_prefill import MIN_DOT_SIZE
-from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
+from engine.kernels.verify_attend import MAX_NEW_TOKENS, VerifyAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
 from tests.part13.test_paged_attention import DEVICE, P, scattered
@@ -28,7 +28,7 @@ class Pass(Rows):
         live = [row for row, somebody in enumerate(rows) if somebody]
         super().__init__(len(rows), live, by_row, keys, values, generator, biased)
         self.attend = VerifyAttend(H, DH, torch.device(DEVICE), len(rows))
-        self.attend.programs = min(programs, self.attend.programs)
+        self.attend.max_programs = min(programs, self.attend.max_programs)
 
 
 WORK = {
@@ -38,7 +38,7 @@ WORK = {
     "of all kinds": [(70, 3), (0, 2), (5, 1), (64, 4), (63, 1)],
     "rows of nobody": [(0, 0), (20, 2), (0, 0), (0, 0), (3, 1), (0, 0)],
     "more rows than a tile": [(30, MIN_DOT_SIZE + 1), (2, 2)],
-    "as many as there may be": [(7, MOST_NEW), (140, 1), (0, 2)],
+    "as many as there may be": [(7, MAX_NEW_TOKENS), (140, 1), (0, 2)],
 }
 
 
@@ -76,9 +76,9 @@ def test_sequences_that_share_blocks_are_not_taken_for_one():
 def test_scratch_memory_is_enough_for_every_number_of_rows():
     attend = VerifyAttend(3, DH, torch.device(DEVICE), 40)
     for rows in range(1, 41):
-        splits = attend.splits(rows)
+        splits = attend.num_splits(rows)
         assert splits & (splits - 1) == 0, "a power of two"
-        tile = MIN_DOT_SIZE if rows <= MIN_DOT_SIZE else MOST_NEW
+        tile = MIN_DOT_SIZE if rows <= MIN_DOT_SIZE else MAX_NEW_TOKENS
         assert rows * 3 * splits * tile <= len(attend.parts)
 
 

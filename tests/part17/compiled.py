@@ -32,10 +32,10 @@ def main() -> None:
         folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
         row = QuantizedSingleRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
         row.multiprocessors, row.tiles = 132, dict.fromkeys(row.tiles, Tile(2, 4, 1))
-        _, _, up, down = row.operands.blocks[0]
-        row.embed(numbers(), numbers())
-        row.norm_linear("up", up, row.inner, gelu=True)
-        row.linear_add("down", row.inner, down)
+        block = row.operands.blocks[0]
+        row.launch_embed(numbers(), numbers())
+        row.launch_norm_linear("up", block.up, row.inner, gelu=True)
+        row.launch_linear_add("down", row.inner, block.down)
     for dtype in (torch.bfloat16, torch.float32):
         for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
             bias = torch.zeros(N, dtype=dtype)
@@ -44,8 +44,8 @@ def main() -> None:
                 int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
                 for group_size in (32, 128) if K == 4096 else (64,):
                     groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
-                    packed = torch.zeros(N, K // 2, dtype=torch.uint8)
-                    int4_linear(x, packed, groups, groups, bias, group_size)
+                    nibbles = torch.zeros(N, K // 2, dtype=torch.uint8)
+                    int4_linear(x, nibbles, groups, groups, bias, group_size)
     print(*sorted(set(found)))
 
 

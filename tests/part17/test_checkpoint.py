@@ -123,15 +123,15 @@ def test_another_kind_is_refused_by_name(saved, entries, words):
         (lambda t: t.pop("blocks.1.mlp.up.low"), "missing tensor 'blocks.1.mlp.up.low'"),
         (lambda t: t.update(more=torch.zeros(2)), "tensor 'more' has no place in this model"),
         (
-            lambda t: t.update({"blocks.0.mlp.up.packed": torch.zeros(2, 2, dtype=torch.uint8)}),
-            "tensor 'blocks.0.mlp.up.packed' has shape (2, 2), the model needs (256, 32)",
+            lambda t: t.update({"blocks.0.mlp.up.nibbles": torch.zeros(2, 2, dtype=torch.uint8)}),
+            "tensor 'blocks.0.mlp.up.nibbles' has shape (2, 2), the model needs (256, 32)",
         ),
         (
-            lambda t: t.update({"blocks.0.mlp.up.packed": t["blocks.0.mlp.up.packed"].to(torch.int8)}),
-            "tensor 'blocks.0.mlp.up.packed' is torch.int8, the model needs torch.uint8",
+            lambda t: t.update({"blocks.0.mlp.up.nibbles": t["blocks.0.mlp.up.nibbles"].to(torch.int8)}),
+            "tensor 'blocks.0.mlp.up.nibbles' is torch.int8, the model needs torch.uint8",
         ),
         (
-            lambda t: t.update({"blocks.0.mlp.up.packed": t["blocks.0.mlp.up.packed"].float()}),
+            lambda t: t.update({"blocks.0.mlp.up.nibbles": t["blocks.0.mlp.up.nibbles"].float()}),
             "is torch.float32, the model needs torch.uint8",
         ),
         (

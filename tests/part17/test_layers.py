@@ -109,7 +109,7 @@ def test_fbgemm_multiplies_the_very_codes(make, T):
 
 
 def test_each_thread_writes_to_rows_of_its_own():
-    rows_for = fbgemm._rows_of_width(8, 127)
+    rows_for = fbgemm._padded_rows(8, 127).get
     with ThreadPoolExecutor(1) as pool:
         theirs, _ = pool.submit(rows_for, 2).result()
     ours, inner = rows_for(2)
@@ -174,7 +174,7 @@ def test_every_way_by_groups(ways, piece, monkeypatch):
     monkeypatch.setattr(cpu, "PIECE", piece)
     made = layer("int4", 64, 32)
     x = rows(3, 64)
-    got = ways(made.packed, made.scale, made.low, made.bias, 32).product(x)
+    got = ways(made.nibbles, made.scale, made.low, made.bias, 32).product(x)
     assert torch.allclose(got, made.plain(x), atol=1e-3)
 
 
@@ -196,7 +196,7 @@ def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
     made, x = layer(method, 64, 5), rows(2, 64)  # 5 rows: PyTorch's kernel in four bits takes 16
     made.pack(may_repack=False)
     before = made(x)
-    (made.codes if method == "int8" else made.packed).zero_()
+    (made.codes if method == "int8" else made.nibbles).zero_()
     assert made.packed_bytes == 0
     assert not torch.equal(made(x), before), "the kernel reads the layer's codes, no copy of them"
 
@@ -223,7 +223,7 @@ def test_a_layout_of_its_own_is_counted(make):
 def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     made = layer("int4", 100, 5)  # groups of 32: the last has 4
     made.pack()
-    assert not hasattr(made, "packed")
+    assert not hasattr(made, "nibbles")
     assert made.packed_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, (
         "codes up to a whole group; scale and low in fp16"
     )
@@ -272,8 +272,8 @@ def test_pytorchs_kernels_are_for_bf16(dtype, rows_of_w, way, monkeypatch):
     for name in ("_aten_by_groups", "_even_and_odd", "_aten_by_rows", "_by_pieces"):
         monkeypatch.setattr(cpu, name, lambda *_, name=name: chosen.append(name) or cpu.Packed(abs, 0))
     bias = torch.zeros(rows_of_w, dtype=getattr(torch, dtype))
-    packed, scale = torch.zeros(rows_of_w, 32, dtype=torch.uint8), torch.zeros(rows_of_w, 1)
-    cpu.pack_int4(packed, 64, scale, scale, bias, 64)
+    nibbles, scale = torch.zeros(rows_of_w, 32, dtype=torch.uint8), torch.zeros(rows_of_w, 1)
+    cpu.pack_int4(nibbles, 64, scale, scale, bias, 64)
     assert chosen == ["_aten_by_groups" if way == "aten" else "_even_and_odd"]
     cpu.pack_int8(torch.zeros(rows_of_w, 64, dtype=torch.int8), scale[:, 0], bias, may_repack=False)
     assert chosen[1] == ("_by_pieces" if dtype == "float32" else "_aten_by_rows")
@@ -309,7 +309,7 @@ import warnings, torch
 warnings.simplefilter("error")
 before = list(warnings.filters)
 from engine.quantization import fbgemm
-product = fbgemm.int8_product(torch.ones(8, 16, dtype=torch.int8), fbgemm.max_activation_level())
+product = fbgemm.scaled_product(torch.ones(8, 16, dtype=torch.int8), fbgemm.max_activation_level())
 assert product(torch.ones(2, 16), 1.0)[0, 0] == 16
 assert warnings.filters == before
 """

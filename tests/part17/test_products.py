@@ -60,8 +60,8 @@ SCALES, LOWS, NONE = [0.5, 2.0, 1.0], [1.0, 0.0, 3.0], [0.0, 0.0, 0.0]  # of thr
 def test_by_groups_by_hand(scale, low, bias, want, rule):
     """One term after the other. x and codes are 1 to 5, in groups of two: the last has one code."""
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
-    packed = torch.tensor([[1 + 16 * 2, 3 + 16 * 4, 5]], dtype=torch.uint8)
-    got = linear_by_groups(x, packed, torch.tensor([scale]), torch.tensor([low]), torch.tensor([bias]), 2)
+    nibbles = torch.tensor([[1 + 16 * 2, 3 + 16 * 4, 5]], dtype=torch.uint8)
+    got = linear_by_groups(x, nibbles, torch.tensor([scale]), torch.tensor([low]), torch.tensor([bias]), 2)
     assert got.tolist() == [[want]], rule
 
 
@@ -70,10 +70,10 @@ def test_the_weights_are_never_made():
     scale, low, codes = 0.37, -0.8, (5, 9)
     weights = torch.tensor([low + code * scale for code in codes] + [code * scale for code in codes])
     x = torch.tensor([[40.0, 60.0, 70.0, 90.0]])  # so large that no sum is as small as a weight
-    packed = torch.full((3, 2), codes[0] + 16 * codes[1], dtype=torch.uint8)
+    nibbles = torch.full((3, 2), codes[0] + 16 * codes[1], dtype=torch.uint8)
     of_groups = torch.ones(3, 2)
     with Made() as made:
-        linear_by_groups(x, packed, scale * of_groups, low * of_groups, torch.zeros(3), 2)
+        linear_by_groups(x, nibbles, scale * of_groups, low * of_groups, torch.zeros(3), 2)
     numbers = torch.cat([tensor.flatten().float() for tensor in made.tensors])
     assert (numbers[:, None] - weights).abs().min() > 1e-3, (
         "no weight is made: the sum of x · code is multiplied by the scale, and the sum of x by the low"
@@ -125,9 +125,9 @@ def test_sums_are_in_fp32():
     """A sum of x · code may be larger than fp16 can hold where the result is not."""
     x, bias = torch.full((1, 64), 128.0, dtype=torch.float16), torch.zeros(1, dtype=torch.float16)
     rule = "sums are in fp32: in fp16 they end at 65,504"
-    packed = torch.full((1, 32), 15 + 16 * 15, dtype=torch.uint8)
+    nibbles = torch.full((1, 32), 15 + 16 * 15, dtype=torch.uint8)
     scale, low = torch.tensor([[2.0**-7]]).half(), torch.tensor([[-(2.0**-4)]]).half()
-    by_groups = linear_by_groups(x, packed, scale, low, bias, 64)
+    by_groups = linear_by_groups(x, nibbles, scale, low, bias, 64)
     assert by_groups.tolist() == [[64 * 128 * 15 / 2**7 - 64 * 128 / 2**4]], rule
     codes = torch.full((1, 64), 127, dtype=torch.int8)
     by_rows = linear_by_rows(x, codes, torch.tensor([2.0**-11]), bias)

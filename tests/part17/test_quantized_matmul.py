@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.kernels import quantized_matmul
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
-from engine.quantization.gpu import MAX_CODE_ROWS, int4_product, int8_product
+from engine.quantization.gpu import MAX_CODE_ROWS, pack_int4, pack_int8
 from engine.quantization.products import linear_by_groups, linear_by_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +31,7 @@ def test_int8(shape, T):
     x, weight, bias = numbers(T, *shape)
     codes, scale = quantize_rows(weight)
     close(
-        int8_product(codes, scale, bias)(x),
+        pack_int8(codes, scale, bias).product(x),
         linear_by_rows(x, codes, scale, bias),
         "out = (codes · x) · scale + bias, for every row of W and of x, and no other",
     )
@@ -43,10 +43,10 @@ def test_int8(shape, T):
 def test_int4(shape, T, group_size):
     x, weight, bias = numbers(T, *shape)
     codes, scale, low = quantize_groups(weight, group_size)
-    packed = pack_nibbles(codes)
+    nibbles = pack_nibbles(codes)
     close(
-        int4_product(packed, scale, low, bias, group_size)(x),
-        linear_by_groups(x, packed, scale, low, bias, group_size),
+        pack_int4(nibbles, scale, low, bias, group_size).product(x),
+        linear_by_groups(x, nibbles, scale, low, bias, group_size),
         "out = Σ over groups of (codes · x) · scale + (sum of x) · low, + bias",
     )
 
@@ -107,7 +107,7 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
         monkeypatch.setattr(quantized_matmul, name, Noting(name, getattr(quantized_matmul, name)))
     for T in (1, 2, MAX_CODE_ROWS, MAX_CODE_ROWS + 1):
         x, weight, bias = numbers(T, 64, 4)
-        int8_product(*quantize_rows(weight), bias)(x)
+        pack_int8(*quantize_rows(weight), bias).product(x)
         codes, scale, low = quantize_groups(weight, 32)
-        int4_product(pack_nibbles(codes), scale, low, bias, 32)(x)
+        pack_int4(pack_nibbles(codes), scale, low, bias, 32).product(x)
     assert used == ["_int8_row", "_int4_row"] + ["_int8_tile", "_int4_tile"] * 2

@@ -297,7 +297,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(folder, config, monkeypatch):
     ],
 )
 def test_target_modules_are_read_as_peft_reads_them(targets, module, named):
-    assert AdapterConfig(1, 1, False, targets).targets([module]) == ({module} if named else set())
+    assert AdapterConfig(1, 1, False, targets).select([module]) == ({module} if named else set())
 
 
 @pytest.mark.parametrize("expression", [r"(?:[a-z0-9_.]{0,9}){0,99}(?<!\w)", 3000 * ".*" + r"(?<!\w)"])
@@ -333,7 +333,7 @@ def test_expressions_that_held_the_interpreter_for_ever_are_refused(folder, conf
     "expression", [r".*\.h\.\d{1,2}\.attn\.c_attn|.*c_proj", r".*\.h\.[0-9]{1}\.(attn\.c_attn|mlp\.c_proj)"]
 )
 def test_an_expression_may_count(folder, config, expression):
-    targets = AdapterConfig(1, 1, False, expression).targets(["transformer.h.0.attn.c_attn", "x.wte"])
+    targets = AdapterConfig(1, 1, False, expression).select(["transformer.h.0.attn.c_attn", "x.wte"])
     assert targets == {"transformer.h.0.attn.c_attn"}
 
 

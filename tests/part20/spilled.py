@@ -47,11 +47,11 @@ def main() -> None:
     chain = SimpleNamespace(
         x=torch.empty(D), config=SimpleNamespace(norm_eps=1e-6), multiprocessors=132, pdl=True
     )
-    LlamaRow._norm_linear(chain, "qkv", norm, linear(D, QKV), empty(1, QKV))
-    LlamaRow._linear_add(chain, "proj", empty(Q), linear(Q, D))
-    LlamaRow._norm_linear(chain, "gate_up", norm, linear(D, 2 * INNER), empty(INNER))
-    LlamaRow._linear_add(chain, "down", empty(INNER), linear(INNER, D))
-    LlamaRow._norm_linear(chain, "head", norm, linear(D, V), torch.empty(1, V))
+    LlamaRow._launch_rms_norm_linear(chain, "qkv", norm, linear(D, QKV), empty(1, QKV))
+    LlamaRow._launch_linear_add(chain, "proj", empty(Q), linear(Q, D))
+    LlamaRow._launch_rms_norm_linear(chain, "gate_up", norm, linear(D, 2 * INNER), empty(INNER))
+    LlamaRow._launch_linear_add(chain, "down", empty(INNER), linear(INNER, D))
+    LlamaRow._launch_rms_norm_linear(chain, "head", norm, linear(D, V), torch.empty(1, V))
     print(*(f"{name}:{n}" for name, n in zip(("qkv", "proj", "gate_up", "down", "head"), found, strict=True)))
 
 

@@ -6,14 +6,14 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.kernels import llama_row
-from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
+from engine.kernels.llama_row import MIN_HEAD_DIM_OF_HALVES, LlamaRow
 from engine.kernels.tiles import Tile
 from tests.part13.test_many_rows import TOLERANCE, Step
 from tests.part13.test_paged_attention import DEVICE
 from tests.part20.test_llama_rows import MODELS, made
 
 TILES = llama_row.TILES
-NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
+NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM_OF_HALVES]
 
 
 @pytest.fixture(scope="module", params=[name for name in MODELS if name not in NARROW])
@@ -55,4 +55,4 @@ def test_a_wide_layer_has_more_threads_and_then_fewer_rows(monkeypatch):
         for K in (2048, 2560, 8192, 12288):
             tile = llama_row.tile_of(name, K)
             matrices = 2 if name == "gate_up" else 1
-            assert tile.rows * matrices * K <= llama_row.MOST_HELD * 32 * tile.warps
+            assert tile.rows * matrices * K <= llama_row.MAX_HELD_WEIGHTS * 32 * tile.warps

@@ -76,7 +76,7 @@ def test_logits_and_stored_keys_are_the_models(model):
 def test_with_attention_in_one_kernel_they_are_too(model, lens, monkeypatch):
     """What many rows take: `llama_attend.py`."""
     monkeypatch.setattr(llama_attend, "PROGRAMS_PER_MULTIPROCESSOR", 0)
-    if not llama_attend.attend_rows_fits(model.config, len(lens), torch.device(DEVICE)):
+    if not llama_attend.prefers_attend_rows(model.config, len(lens), torch.device(DEVICE)):
         pytest.skip("heads are too narrow for it")
     RowsStep(model, lens).check(max_rows=4)
 

@@ -12,7 +12,7 @@ from engine.parallel.executor import LeadingExecutor, SharedTokens, StepOnAllRan
 from engine.parallel.group import SUM_SECONDS
 from engine.parallel.launch import RankLost
 from engine.parallel.orders import STEP, STOP, step_from, step_payload, write_order
-from engine.parallel.rank import Rank
+from engine.parallel.rank import ProcessRank
 from tests.partA.test_orders import NUMBERS
 
 
@@ -137,7 +137,7 @@ def test_what_a_rank_makes_of_its_runner(rank):
     )
     workers = Workers() if rank == 0 else None
     runner = SimpleNamespace(ways=["graphs", "eager"], select="draws", scores=["scores"], last_tokens="last")
-    part = Rank(group, workers)
+    part = ProcessRank(group, workers)
     executor = part.executor(runner, None)
     assert isinstance(runner.last_tokens, SharedTokens)
     assert part.chooses == (rank == 0)
@@ -150,4 +150,4 @@ def test_what_a_rank_makes_of_its_runner(rank):
         assert runner.scores == [], "no logits are here that could be scored"
         assert runner.ways == ["graphs", "eager"], "those of rank 0, in the same order"
     group.device = torch.device("cuda:0")
-    assert Rank(group, workers).num_on_host == 1, "each has a GPU"
+    assert ProcessRank(group, workers).num_on_host == 1, "each has a GPU"

@@ -23,7 +23,7 @@ from engine.parallel.orders import (
 )
 from engine.requests.batch import NO_ADAPTER, Batch, Copy, Draws, Rows
 
-FORK, OUT = range(2)  # places in KINDS
+FORK, OUT = range(2)  # places in COPY_KINDS
 # A step without copies: two sequences, three tokens, one row that chooses, tables of two blocks.
 NUMBERS = [
     2, 3, 1, 2, 0,  # S, T, R, W, copies
@@ -87,7 +87,7 @@ def test_copies_come_last():
     batch = read(5, FORK, 3, 1, 2, 3, 6, 7, 8, num_copies=1)
     assert batch.slots.tolist() == [60, 61, 62], "copies come last, behind the adapters"
     assert type(batch.copies) is type(batch.copies[0].source) is tuple, "copies and their lists are tuples"
-    assert [one.kind for one in batch.copies] == ["fork"], "a kind's name stands at its place in KINDS"
+    assert [one.kind for one in batch.copies] == ["fork"], "a kind's name stands at its place in COPY_KINDS"
     assert batch.copies == (fork,), "a copy is its number, its kind, n, n sources, then n targets"
     out = Copy(6, "out", (4,), (9,))
     batch = read(5, FORK, 3, 1, 2, 3, 6, 7, 8, 6, OUT, 1, 4, 9, num_copies=2)

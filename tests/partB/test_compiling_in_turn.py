@@ -16,7 +16,7 @@ from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
 from engine.server.responses_route import responses_route
 from engine.server.tool_flags import chat_extension
-from engine.structured.capability import Structured
+from engine.structured.capability import StructuredOutput
 from engine.wiring.compose import build_engine
 from tests.part04.serving import DEADLINE, http, serve, wait_until
 
@@ -59,7 +59,7 @@ def thread():
 
 @pytest.fixture(scope="module")
 def compiler(thread):
-    return next(item.compiler for item in thread.engine.capabilities if isinstance(item, Structured))
+    return next(item.compiler for item in thread.engine.capabilities if isinstance(item, StructuredOutput))
 
 
 @pytest.fixture(scope="module")

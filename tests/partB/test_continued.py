@@ -10,7 +10,7 @@ from engine.decoding.params import ParameterError
 from engine.decoding.structured import StructuredOutputsParams
 from engine.structured.choice import Choice
 from engine.structured.compiler import Compiler, StructuredOutputsConfig
-from engine.structured.matcher import Begun
+from engine.structured.matcher import StructureFromMatcher
 from engine.text.sentencepiece import SentencePieceTokenizer, from_tokenizer_json
 from engine.text.tokenizer import Tokenizer
 from tests.part20.sentencepiece import tokenizer_json
@@ -36,7 +36,7 @@ def test_behind_a_beginning_comes_what_a_choice_has_left():
     """By hand: `no` was said of `no` and `noon`."""
     matcher = Choice(["yes", "no", "noon"], vocabulary()).start()
     assert matcher.advance(*ids("no"))
-    begun = Begun(matcher)
+    begun = StructureFromMatcher(matcher)
     first, second = begun.start(), begun.start()
     assert shown(first.allowed()) == {"o"}
     assert first.advance(*ids("o"))

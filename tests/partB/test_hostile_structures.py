@@ -11,7 +11,7 @@ from engine.server.answer_pieces import PlainText
 from engine.server.chat_tools import Tool
 from engine.server.reasoning import ThinkParser
 from engine.server.tool_schemas import schema_of_calls
-from engine.structured.costs import why_costly
+from engine.structured.costs import why_refused
 from engine.structured.regex import RegexError, parse
 from tests.partB.test_grammar import fits, refusal, structure
 from tests.partB.test_over_http import CHAT, PROMPT, post, refused, url  # noqa: F401  # a fixture
@@ -43,13 +43,13 @@ FINE = (
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_schema_that_would_take_minutes_or_be_misread_is_refused_by_its_keyword(name):
     schema, says = COSTLY[name]
-    assert says in (why_costly(schema) or "")
+    assert says in (why_refused(schema) or "")
     assert says in refusal(json=schema)
 
 
 @pytest.mark.parametrize("schema", FINE, ids=lambda schema: json.dumps(schema)[:40])
 def test_what_looks_alike_and_costs_little_is_not_refused(schema):
-    assert why_costly(schema) is None
+    assert why_refused(schema) is None
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def uninstalled_imports(root: Path, files: list[str], _: list[Part]) -> list[str
         if not re.fullmatch(r"notebooks/.+\.ipynb", path):
             continue
         says_where = "sys.path.insert(0, str(Path.cwd().parent))" in _cells(root, path, "code")
-        for _, module, _ in _imported(_tree(root, path), path):
+        for _line, module, _names in _imported(_tree(root, path), path):
             folder = root / module.split(".")[0]
             if not says_where and folder.is_dir() and folder.name != "engine":
                 breaches.append(f"{path}: imports {folder.name}, which is not installed")

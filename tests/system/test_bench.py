@@ -15,7 +15,7 @@ from engine import LLM
 from engine.cli import bench, bench_report, bench_serve, bench_workload
 from engine.cli.bench_options import latency_limits, request_url
 from engine.load.client import RequestRecord
-from engine.load.report import Limits, figures
+from engine.load.report import LatencyLimits, run_figures
 from engine.server.app import create_app
 from engine.text.tokenizer import Tokenizer
 from tests.part04.serving import ScriptedBackend, serve
@@ -129,7 +129,7 @@ def test_known_times_in_known_numbers_out():
     # A single token: no time between tokens.
     records.append(RequestRecord(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))
     records.append(RequestRecord(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
-    measured = figures(records, 0.0, [], Limits(ttft=0.2), [50, 99])
+    measured = run_figures(records, 0.0, [], LatencyLimits(ttft=0.2), [50, 99])
     found = bench_report.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}
@@ -146,7 +146,7 @@ def test_known_times_in_known_numbers_out():
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: broken off: 1" in shown
     assert f"{'Output token throughput (tok/s):':<40} {2.0:<10.2f}" in shown
-    assert latency_limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
+    assert latency_limits(["ttft:500", "e2el:2000"]) == LatencyLimits(ttft=0.5, e2e=2.0), "in milliseconds"
 
 
 def test_arrivals_and_lengths_are_drawn_from_the_seed():

@@ -10,8 +10,8 @@ from tests.part13.compiling import compiled
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
     assert compiled("tests.part20.compiled", tmp_path) == {
-        "embed_norm", "add_norm", "_rotate_and_store", "_silu_mul", "_attend", "_merge",
-        "_embed_row", "_norm_linear", "_linear_add", "attend_row", "_attend_rows",
+        "embed_rms_norm", "add_rms_norm", "_rotate_and_store", "_silu_mul", "_attend", "_merge",
+        "_embed_row", "_rms_norm_linear", "_linear_add", "attend_row", "_attend_rows",
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from engine.demo import server
 from engine.demo.crowd import QUESTIONS, Crowd
 from engine.demo.server import free_port
-from engine.demo.show import _introduce, board
+from engine.demo.show import _introduce, crowd_board
 from engine.wiring.engine_args import EngineArgs
 from tests.system.test_serve import DEADLINE, ENVIRONMENT, ROOT
 
@@ -109,7 +109,7 @@ def test_what_a_model_says_is_text_and_its_end_is_shown():
     crowd.people[0].text = "long " * 50 + "the end [red]"
     console = Console(width=60, force_terminal=False)
     with console.capture() as shown:
-        console.print(board(crowd, 60))
+        console.print(crowd_board(crowd, 60))
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= 60
     assert len(lines) == 2 * len(QUESTIONS) + 3
