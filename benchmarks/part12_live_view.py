@@ -60,7 +60,7 @@ class WatchedView(LiveView):
         if start >= self.next_at:
             self.next_at = start + 1 / FRAMES_PER_SECOND
             snapshot = self.snapshot()
-            self.copying.append(snapshot.took)
+            self.copying.append(snapshot.copy_seconds)
             encoded = self.pool.submit(encode, snapshot)
             encoded.add_done_callback(lambda done: self.encoding.append(done.result()[1]))
 

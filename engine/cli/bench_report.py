@@ -22,7 +22,7 @@ FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2
 WIDTH = 50  # characters in a line of the printed report, as in vLLM's
 
 
-def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
+def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
     """The figures under the names of vLLM's benchmark.
 
     `measured` is a result of `figures` in engine/load/report.py, with `percentiles` and the 50th percentile.
@@ -79,8 +79,8 @@ def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
     return float(max(pieces.values(), default=0)), max(num_under_way)
 
 
-def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
-    """The lines that vLLM's benchmark prints. `result` is that of `in_vllms_names`, with four more entries:
+def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
+    """The lines that vLLM's benchmark prints. `result` is that of `vllm_figures`, with four more entries:
     request_rate, max_concurrency, and the results of `peaks` as max_output_tokens_per_s and
     max_concurrent_requests.
     """

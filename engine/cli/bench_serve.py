@@ -27,7 +27,7 @@ from engine.cli.bench_options import (
     percentile_of,
     request_url,
 )
-from engine.cli.bench_report import METRIC_NAMES, in_vllms_names, lines, peaks
+from engine.cli.bench_report import METRIC_NAMES, peaks, report_lines, vllm_figures
 from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
@@ -148,17 +148,17 @@ def bench_serve(
     with refusals("bench serve"):
         check_folder("--result-filename", result_filename)
         check_choice("--backend", backend, BACKENDS)
-        api = BACKENDS[backend]
+        check_choice("--dataset-name", dataset_name, ["random"])
         metrics = percentile_metrics.split(",")
         for name in metrics:
             check_choice("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [percentile_of(number) for number in metric_percentiles.split(",")]
         limits = latency_limits(goodput)
-        check_choice("--dataset-name", dataset_name, ["random"])
         for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
             if not value > 0:  # also refuses nan
                 raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
-        base_url = base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if base_url is None:
+            base_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         url = request_url(base_url, endpoint)
         fields: dict[str, Any] = {"temperature": temperature}
         if ignore_eos:
@@ -167,11 +167,8 @@ def bench_serve(
         random = Random(seed)
         lengths = draw_lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
         arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
-        write_prompt = prompt_writer(tokenizer, random)
-        jobs = []
-        for due, (num_input, num_output) in zip(arrivals, lengths, strict=True):
-            jobs.append(Job(due, write_prompt(num_input), num_output))
-    make_endpoint = partial(Endpoint, api=api, fields=fields, url=url)
+        jobs = _write_jobs(arrivals, lengths, prompt_writer(tokenizer, random))
+    make_endpoint = partial(Endpoint, api=BACKENDS[backend], fields=fields, url=url)
     name_in_requests = served_model_name or model
     try:
         run, name = asyncio.run(
@@ -180,9 +177,8 @@ def bench_serve(
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
-    date = f"{datetime.now():%Y%m%d-%H%M%S}"
     result = {
-        "date": date,
+        "date": f"{datetime.now():%Y%m%d-%H%M%S}",
         "backend": backend,
         "model_id": model or name,
         "tokenizer_id": tokenizer,
@@ -191,16 +187,29 @@ def bench_serve(
         "burstiness": burstiness if burstiness < math.inf else "inf",
         "max_concurrency": max_concurrency,
     }
-    result |= in_vllms_names(measured, metrics, percentiles)
+    result |= vllm_figures(measured, metrics, percentiles)
     result["max_output_tokens_per_s"], result["max_concurrent_requests"] = peaks(run.records)
-    for line in lines(result, metrics, percentiles):
+    for line in report_lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
-        path = result_filename or Path(f"openai-{request_rate}qps-{date}.json")
+        path = result_filename or Path(f"openai-{request_rate}qps-{result['date']}.json")
         path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
         print(f"written to {path}", file=sys.stderr)
     if not result["completed"]:
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
+
+
+def _write_jobs(
+    arrivals: Sequence[float], lengths: Sequence[tuple[int, int]], write_prompt: Callable[[int], str]
+) -> list[Job]:
+    """A job for each request. `arrivals`: when requests are due, in seconds from the start. `lengths`: their
+    numbers of tokens, as (prompt, output). `write_prompt` makes a prompt of so many tokens, and may raise
+    ValueError.
+    """
+    jobs = []
+    for due, (num_input_tokens, num_output_tokens) in zip(arrivals, lengths, strict=True):
+        jobs.append(Job(due, write_prompt(num_input_tokens), num_output_tokens))
+    return jobs
 
 
 async def _send_all(

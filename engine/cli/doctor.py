@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +21,9 @@ from engine.cli.extensions import Finding, modules_of_extensions
 from engine.machine.host_memory import host_memory
 from engine.models.checkpoint import embedded_models, resolve
 
+if TYPE_CHECKING:
+    import torch
+
 EXTRAS = {  # name of an extra in pyproject.toml -> the modules that it installs, and what needs them
     "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
     "ui": (("streamlit",), "ruvon ui"),
@@ -27,7 +31,7 @@ EXTRAS = {  # name of an extra in pyproject.toml -> the modules that it installs
 }
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
 COPY_BYTES = 128 * 2**20  # more than a processor's caches hold
-COPY_ROUNDS = 5  # the fastest of them counts
+COPY_ROUNDS = 5  # that are timed, beside a first one; the fastest counts
 
 
 def doctor() -> None:
@@ -107,9 +111,9 @@ def _machine() -> Iterator[Finding]:
         yield Finding("a token", True, f"reads all weights, and so takes about: {small}, {large}")
 
 
-def copy_rate(device) -> float:
-    """The speed of the memory of `device`, a torch.device: bytes per second, read plus written, in the
-    fastest of COPY_ROUNDS copies of COPY_BYTES.
+def copy_rate(device: "torch.device") -> float:
+    """The speed of the device's memory: bytes per second, read plus written, in the fastest of some copies of
+    COPY_BYTES.
     """
     import torch
 
@@ -117,7 +121,7 @@ def copy_rate(device) -> float:
     target = torch.empty_like(source)
     wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
     best_seconds = float("inf")
-    for _ in range(COPY_ROUNDS + 1):  # one more, because the first copy also waits for new pages of memory
+    for _ in range(1 + COPY_ROUNDS):  # the first copy also waits for new pages of memory
         wait()
         start = time.perf_counter()
         target.copy_(source)

@@ -1,7 +1,8 @@
 """The command `ruvon cluster`, its flags, and the lines of `ruvon doctor` on several devices. Extension A.
 
-Promises that a wrong flag, or a port in use, is refused in one line before Ray is started. The replicas
-themselves are in engine/cli/replica.py. Imports no torch at the top, since `ruvon --help` reads this file.
+A wrong flag, or a port in use, is refused in one line before Ray is started, unless only a replica can tell.
+The replicas themselves are in engine/cli/replica.py. Imports no torch at the top, since `ruvon --help` reads
+this file.
 """
 
 import sys

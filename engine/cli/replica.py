@@ -48,8 +48,10 @@ class Replica:
         if Path(folder).is_dir():  # another machine may not have it
             os.chdir(folder)
         name = serve.get_replica_context().replica_tag
-        args = replace(args, record=own_file(args.record, name), trace=own_file(args.trace, name))
-        log = own_file(flags.cost_log, name)
+        args = replace(
+            args, record=path_of_replica(args.record, name), trace=path_of_replica(args.trace, name)
+        )
+        log = path_of_replica(flags.cost_log, name)
         one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service(args, flags)
@@ -143,7 +145,7 @@ class Replica:
         return JSONResponse(snapshot | {"model_name": name}, headers={"Cache-Control": "no-store"})
 
 
-def own_file(path: Any, replica: str) -> Any:
+def path_of_replica(path: str | Path | None, replica: str) -> str | None:
     """The path with a replica's name added, such as costs-abc.csv for costs.csv, because two replicas must
     not write to one file. None for None.
     """

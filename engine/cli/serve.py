@@ -1,7 +1,8 @@
 """`ruvon serve`: the start of its server. Part 20's wiring.
 
 engine/cli/serve_flags.py declares the flags, and engine/cli/serving.py builds the engine and the HTTP app.
-Whatever can be checked without the model, such as the port, is checked before the model is loaded.
+The flags' values are checked, and the port is taken, before the model is loaded. What depends on the model's
+size, such as the limits of the queue, is checked after it.
 """
 
 import errno
@@ -30,7 +31,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
-    from engine.wiring.generation_config import described
+    from engine.wiring.generation_config import defaults_line
     from engine.wiring.loading import implementation, loading, one_thread_if_small
 
     with ExitStack() as opened:
@@ -40,7 +41,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             costs = CostAccounting.parse(
                 flags.price_per_hour, flags.api_price, flags.cost_log, flags.cost_weights
             )
-            defaults = described(args)
+            defaults = defaults_line(args)  # may refuse generation_config.json
             sockets = listen(flags.host, flags.port)
             for listener in sockets:
                 opened.enter_context(listener)

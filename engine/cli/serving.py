@@ -6,7 +6,7 @@ This module needs the extra `server`; engine/cli/serve.py prints a message if th
 import hashlib
 import logging
 import reprlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
 from engine.server.live_routes import EVENTS_PATH, live_routes
 from engine.server.live_routes import OPEN_PATHS as LIVE_PATHS
+from engine.server.protocol import Completions
 from engine.server.responses_route import responses_route
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
@@ -58,7 +59,7 @@ from engine.wiring.compose import build_engine
 from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
-from engine.wiring.generation_config import recommended
+from engine.wiring.generation_config import recommended_values
 from engine.wiring.loading import public_name
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn's logger, which writes the server's log
@@ -66,8 +67,6 @@ logger = logging.getLogger("uvicorn.error")  # uvicorn's logger, which writes th
 # watch either.
 UNCOUNTED_PATHS = OPEN_PATHS | LIVE_PATHS | {EVENTS_PATH, "/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
-
-
 NO_FLAGS = ServeFlags()
 
 
@@ -86,7 +85,7 @@ class Service:
         self.engine = build_engine(args)
         # Clients may use each of the names; metrics have the first.
         self.name, *aliases = dict.fromkeys(flags.served_model_name or [public_name(args.model)])
-        scheduler, adapters = self.engine.scheduler, self.engine.adapters
+        scheduler = self.engine.scheduler
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
         limits = queue_limits(
@@ -96,14 +95,7 @@ class Service:
             flags.max_num_queued_reqs,
             flags.max_num_queued_tokens,
         )
-        self.engine_thread: EngineThread
-        if isinstance(adapters, AdapterManager):  # with enable_lora
-            adapter_thread = AdapterEngineThread(self.engine, self.name, adapters, aliases)
-            for adapter, folder in named_folders(flags.lora_modules or ()).items():
-                adapters.load(adapter, adapter_thread.read(adapter, folder))
-            self.engine_thread = adapter_thread
-        else:
-            self.engine_thread = EngineThread(self.engine, self.name, aliases)
+        self.engine_thread = self._make_engine_thread(aliases)
         self.engine_thread.stream_interval = flags.stream_interval
         is_traced = args.otlp_traces_endpoint is not None
         self.backend = Admission(
@@ -112,6 +104,18 @@ class Service:
             flags.request_timeout,
             StepWatch(self.engine),
         )
+
+    def _make_engine_thread(self, aliases: Sequence[str]) -> EngineThread:
+        """The thread of the engine, not started yet; with `enable_lora`, one that also serves adapters, those
+        of --lora-modules from the start. Raises CheckpointError or ValueError for an adapter that is refused.
+        """
+        adapters = self.engine.adapters
+        if not isinstance(adapters, AdapterManager):  # without enable_lora
+            return EngineThread(self.engine, self.name, aliases)
+        adapter_thread = AdapterEngineThread(self.engine, self.name, adapters, aliases)
+        for adapter, folder in named_folders(self.flags.lora_modules or ()).items():
+            adapters.load(adapter, adapter_thread.read(adapter, folder))
+        return adapter_thread
 
     def app(
         self,
@@ -133,41 +137,18 @@ class Service:
             stat_log = StatLog(metrics, logger.info)
             engine.on_shutdown.append(stat_log.close)
             stat_log.start()
-        adapter_thread = self.engine_thread if isinstance(self.engine_thread, AdapterEngineThread) else None
-        defaults = recommended(self.args)
+        if costs:
+            costs.begin(engine, metrics)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         tool_flags = optional_module("tool_flags")  # Extension B
         if tool_flags is not None:
             chats.extension = tool_flags.chat_extension(self.engine_thread, **_chat_flags(self.flags))
-        if costs:
-            costs.begin(engine, metrics)
         for api in (completions, chats):
-            api.max_model_len = engine.max_model_len
-            api.recommended, api.fingerprint = defaults, fingerprint(self.args)
-            api.name_of_alias = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
-            if costs:
-                api.more_usage.append(usage_cost(costs.price, costs.api_price))
-            if adapter_thread:
-                api.more_options.append(adapter_thread.options)
-        extensions: list[Extension] = [
-            add_deadlines,
-            telemetry_routes(metrics),
-            live_routes(LiveView(engine, self.name), self.engine_thread),
-            http_metrics(metrics.registry, UNCOUNTED_PATHS),
-            chat_routes(engine.tokenizer, engine.config, self.template, chats),
-            tokenization_routes(engine.tokenizer, engine.config, self.template, chats.extension),
-            responses_route(engine.tokenizer, engine.config, self.template, chats),
-            partial(generate_route, recommended=defaults),
-            chat_page,
-        ]
-        if self.args.otlp_traces_endpoint is not None:
-            extensions.append(add_trace_context)
-        if adapter_thread and self.flags.lora_dir:
-            extensions.append(adapter_routes(adapter_thread, self.flags.lora_dir))
+            self._set_up(api, costs)
         return create_app(
             self.backend,
-            extensions=extensions,
+            extensions=self._extensions(chats),
             api_key=api_key,
             open_paths=OPEN_PATHS | LIVE_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
@@ -176,6 +157,36 @@ class Service:
             details_of=self.details_of,
             root_path=root_path,
         )
+
+    def _set_up(self, api: Completions[Any], costs: CostAccounting | None) -> None:
+        """Tell an API what it must know of this engine, its adapters and what an answer costs."""
+        api.max_model_len = self.engine.max_model_len
+        api.recommended, api.fingerprint = recommended_values(self.args), fingerprint(self.args)
+        api.name_of_alias = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
+        if costs:
+            api.more_usage.append(usage_cost(costs.price, costs.api_price))
+        if isinstance(self.engine_thread, AdapterEngineThread):
+            api.more_options.append(self.engine_thread.options)
+
+    def _extensions(self, chats: Chat) -> list[Extension]:
+        """What the app has beside completions. `chats` is the chat API, for the routes that take chats."""
+        engine, metrics = self.engine, self.metrics
+        extensions: list[Extension] = [
+            add_deadlines,
+            telemetry_routes(metrics),
+            live_routes(LiveView(engine, self.name), self.engine_thread),
+            http_metrics(metrics.registry, UNCOUNTED_PATHS),
+            chat_routes(engine.tokenizer, engine.config, self.template, chats),
+            tokenization_routes(engine.tokenizer, engine.config, self.template, chats.extension),
+            responses_route(engine.tokenizer, engine.config, self.template, chats),
+            partial(generate_route, recommended=recommended_values(self.args)),
+            chat_page,
+        ]
+        if self.args.otlp_traces_endpoint is not None:
+            extensions.append(add_trace_context)
+        if isinstance(self.engine_thread, AdapterEngineThread) and self.flags.lora_dir:
+            extensions.append(adapter_routes(self.engine_thread, self.flags.lora_dir))
+        return extensions
 
     def _engine_metrics(self) -> EngineMetrics:
         """The engine's metrics, with those of admission, speculation, memory, adapters and ranks."""
@@ -201,7 +212,7 @@ class Service:
 
 
 def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
-    """Check what can be checked before the model is loaded. Raises ValueError."""
+    """Check names, folders and parsers, before the model is loaded. Raises ValueError."""
     for flag, value in {"--lora-modules": flags.lora_modules, "--lora-dir": flags.lora_dir}.items():
         if value and not args.enable_lora:
             raise ValueError(f"{flag} needs --enable-lora")
@@ -223,9 +234,9 @@ def _chat_flags(flags: ServeFlags) -> dict[str, Any]:
 
 
 def fingerprint(args: EngineArgs) -> str:
-    """OpenAI's `system_fingerprint`: a short hash of what determines an answer beside the request and its
-    adapter. While it stays the same, the same request with the same seed gets the same answer, or one that
-    differs by the rounding of another batch.
+    """OpenAI's `system_fingerprint`: a short hash of the versions, the model's name, and how the model is
+    computed. If it has changed, the same request with the same seed may get another answer. It does not tell
+    of other files under the same name, of another chat template, or of the rounding of another batch.
     """
     args_with_defaults, _ = with_defaults(args)
     device = str(args_with_defaults.device).partition(":")[0]

@@ -31,7 +31,7 @@ def trace(
 
     from engine.client.trace_view import trace_view
     from engine.client.untrusted import printable
-    from engine.telemetry.trace_report import figures, read_trace
+    from engine.telemetry.trace_report import read_trace, trace_figures
 
     with refusals("trace"):
         try:
@@ -39,6 +39,6 @@ def trace(
         except ValueError as error:  # the message may quote a stranger's file
             raise ValueError(printable(" ".join(str(error).split()))) from None
     if as_json:
-        print(json.dumps(figures(content), indent=1))
+        print(json.dumps(trace_figures(content), indent=1))
     else:
-        Console(highlight=False).print(trace_view(figures(content)))
+        Console(highlight=False).print(trace_view(trace_figures(content)))

@@ -10,7 +10,7 @@ from engine.client.untrusted import printable
 
 
 def trace_view(figures: dict[str, Any]) -> Group:
-    """What `figures` of engine/telemetry/trace_report.py returns, as five lines below a heading."""
+    """What `trace_figures` of engine/telemetry/trace_report.py returns, as five lines below a heading."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("milliseconds")
     for name in ("p50", "p95"):

@@ -1,8 +1,8 @@
 """Admission control: a backend that wraps another and admits only what the server has room for. Part 15.
 
 Promises that the admitted requests stay within `QueueLimits`; that a request is admitted with all its samples
-or not at all; that every request ends by its deadline; and that a request's places are given back as soon as
-the request ends or fails, or its client leaves. Works with any `Backend`.
+or not at all; that a request ends by its deadline, or when its reader next reads; and that a request's places
+are given back as soon as the request ends or fails, or its client leaves. Works with any `Backend`.
 
 A request that is not served gets an error in OpenAI's shape; `code` names the reason:
 

@@ -91,7 +91,10 @@ def create_app(
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
-    _add_routes(app, backend, api or Completions(), details_of)
+    _add_status_routes(app, backend)
+    _add_model_routes(app, backend, details_of)
+    _add_completions_route(app, backend, api or Completions())
+    _add_description_routes(app)
     for extend in extensions:
         extend(app, backend)
     if root_path:
@@ -118,19 +121,8 @@ def _add_middleware(
     app.add_middleware(RequestId)
 
 
-def _add_routes(
-    app: FastAPI,
-    backend: Backend,
-    api: Completions[CompletionRequest],
-    details_of: Callable[[str], dict[str, Any]],
-) -> None:
-    """Add the routes that every server has. The arguments are as in `create_app`."""
-    started = int(time.time())
-
-    def model_card(name: str) -> dict:
-        card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon", "parent": None}
-        return card | details_of(name)
-
+def _add_status_routes(app: FastAPI, backend: Backend) -> None:
+    """Add the routes that say whether requests can be served, and by which version."""
     healths = openapi_responses(responses.HealthResponse) | {503: responses.DOWN}
 
     @app.get("/health", summary="Whether requests can be served", responses=healths)
@@ -154,6 +146,15 @@ def _add_routes(
     async def version() -> dict:
         return {"version": ruvon_version()}
 
+
+def _add_model_routes(app: FastAPI, backend: Backend, details_of: Callable[[str], dict[str, Any]]) -> None:
+    """Add the routes that list the models. `details_of` is as in `create_app`."""
+    started = int(time.time())
+
+    def model_card(name: str) -> dict:
+        card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon", "parent": None}
+        return card | details_of(name)
+
     @app.get(
         "/v1/models",
         summary="The models that a request may name",
@@ -171,6 +172,9 @@ def _add_routes(
         refuse_unknown(name, backend)
         return model_card(name)
 
+
+def _add_completions_route(app: FastAPI, backend: Backend, api: Completions[CompletionRequest]) -> None:
+    """Add the route that continues a text. `api` is as in `create_app`."""
     summary = "Continue a text"
     answers = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
 
@@ -181,6 +185,10 @@ def _add_routes(
             return body.prompts()
 
         return await complete(backend, request, body, prompts, api)
+
+
+def _add_description_routes(app: FastAPI) -> None:
+    """Add the app's own description: as a page, and as JSON."""
 
     # Both are made at the first request, when all extensions have added their routes.
     @cache

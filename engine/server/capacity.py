@@ -3,9 +3,10 @@
 A refused request takes no resources. A request that waits behind thousands of others takes the client's time
 and the server's memory. `Capacity` therefore counts the admitted sequences and tokens against two bounds.
 
-Promises that the bounds hold for a caller that asks `fits` first. Promises also that a refused client is told
-to come back before a seat (a place among the sequences that run at once) is empty: a client that comes too
-early is refused again, which costs nothing; an empty seat is lost work. Knows no engine and no HTTP.
+Promises that the bounds hold for a caller that asks `fits` first. A refused client is told to come back
+while, at the present pace, other sequences still wait for a seat (a place among the sequences that run at
+once): a client that comes too early is refused again, which costs nothing; an empty seat is lost work. Knows
+no engine and no HTTP.
 """
 
 import math

@@ -1,8 +1,9 @@
 """The fields of OpenAI's chat API, and how they become a conversation and parameters of the engine. Part 14.
 
-Every field has its effect or is refused by name. The models have no images or audio. OpenAI's fields for
-those accept only values that ask for nothing, because clients send such values by habit. The shapes of tools
-are in chat_tools.py: their values are refused unless Extension B is here.
+Every field has its effect or is refused by name, except names for the client's own records. The models have
+no images or audio. OpenAI's fields for those accept only values that ask for nothing, because clients send
+such values by habit. The shapes of tools are in chat_tools.py: their values are refused unless Extension B is
+here.
 Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
@@ -20,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.decoding.params import MAX_LOGPROBS, SamplingParams
 from engine.server.chat_tools import CallId, ToolCalls, ToolChoice, Tools, short_json
 from engine.server.errors import RequestError
 from engine.server.field_types import Integer, Name, bounds, tag_by_type
@@ -205,15 +206,27 @@ class ChatRequest(SamplingFields):
         """As in SamplingFields. `max_tokens` is the old name of `max_completion_tokens`.
 
         If neither is given, only the model's length limits the answer. Also raises RequestError if both are
-        given and differ; if `top_logprobs` or `prompt_logprobs` is out of range; if `top_logprobs` is given
-        without `logprobs`, and `prompt_logprobs` with `stream`.
+        given and differ; if `max_completion_tokens`, `top_logprobs` or `prompt_logprobs` is out of range; if
+        `top_logprobs` is given without `logprobs`; and if `prompt_logprobs` is given with `stream`.
         """
+        self._check_length()
+        self._check_logprobs()
+        return super().sampling_params()
+
+    def _check_length(self) -> None:
+        """Raise RequestError for `max_completion_tokens` below 1, or other than `max_tokens`."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new not in (None, old):
             message = (
                 f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
             )
             raise RequestError(400, message, param="max_completion_tokens")
+        if new is not None and new < 1:
+            message = f"max_completion_tokens={new}: a whole number of at least 1 is accepted"
+            raise RequestError(400, message, param="max_completion_tokens")
+
+    def _check_logprobs(self) -> None:
+        """Raise RequestError for `top_logprobs` and `prompt_logprobs` that are refused."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         for name in ("top_logprobs", "prompt_logprobs"):
@@ -224,13 +237,6 @@ class ChatRequest(SamplingFields):
         if self.prompt_logprobs is not None and self.stream:
             message = "prompt_logprobs needs stream=false: the chunks of a chat have no place for them"
             raise RequestError(400, message, param="prompt_logprobs")
-        try:
-            return super().sampling_params()
-        except ParameterError as error:
-            if error.field == "max_tokens" and new is not None:
-                message = str(error).replace("max_tokens", "max_completion_tokens", 1)
-                raise ParameterError("max_completion_tokens", message) from None
-            raise
 
     def output_bound(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is None:
@@ -240,8 +246,9 @@ class ChatRequest(SamplingFields):
     def _sent_params(self) -> dict[str, Any]:
         _, max_tokens = self.output_bound()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
-        params = super()._sent_params() | given
+        chat_params = {"max_tokens": max_tokens, "logprobs": logprobs}
+        chat_params["prompt_logprobs"] = self.prompt_logprobs
+        params = super()._sent_params() | chat_params
         # The constraint covers the beginning that the client sent, too.
         if self.continue_final_message and params["structured_outputs"] is not None:
             content = self.messages[-1].plain()["content"]

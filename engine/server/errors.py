@@ -1,7 +1,8 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Part 4.
 
 Promises that every error of a request is answered in this shape, that the status separates the client's
-errors (4xx) from the server's (5xx), and that an answer never contains a traceback.
+errors (4xx) from the server's (5xx), and that an answer never contains a traceback. Two routes that only ask
+for the server's state, /health and /ping, have answers of their own for 503.
 """
 
 import logging
@@ -161,10 +162,10 @@ def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
     return resolved(schema)
 
 
-def _openapi_response(description: str, **more: Any) -> dict[str, Any]:
-    """An error's response as /openapi.json describes it. `more` are further fields, such as `headers`."""
+def _openapi_response(description: str, **other_fields: Any) -> dict[str, Any]:
+    """An error's response as /openapi.json describes it. `other_fields` may have its `headers`."""
     content = {"application/json": {"schema": ERROR_SCHEMA}}
-    return {"description": description, "content": content, **more}
+    return {"description": description, "content": content, **other_fields}
 
 
 ERROR_SCHEMA = plain_schema(ErrorBody)

@@ -56,8 +56,8 @@ def generate_route(
         responses=openapi_responses(None, GenerateEvent),
     )
     async def generate(body: GenerateRequest) -> sse.EventStream:
-        given = body.model_dump(exclude={"prompt"}, exclude_none=True)
-        params = with_recommended(SamplingParams(**given), given, recommended)
+        sent_params = body.model_dump(exclude={"prompt"}, exclude_none=True)
+        params = with_recommended(SamplingParams(**sent_params), sent_params, recommended)
         async with AsyncExitStack() as admitted:
             stream = await backend.generate(body.prompt, params, f"gen-{uuid4().hex}")
             admitted.push_async_callback(stream.aclose)

@@ -1,7 +1,7 @@
 """The limits on what one client may send and hold, and on how long it may take. Part 4.
 
-Where OpenAI has a limit, the value is OpenAI's. Two limits bound a prompt's length: the size of the body
-here, and the model's `max_positions`.
+The limits of stops, biases, choices and tools are OpenAI's. Two limits bound a prompt's length: the size of
+the body here, and the model's `max_positions`.
 """
 
 MAX_BODY_BYTES = 2**20  # about 200,000 words

@@ -82,7 +82,7 @@ class Frames:
                     snapshot = await self._engine.between_steps(self._view.snapshot)
                 self._frame, seconds = await asyncio.to_thread(encode, snapshot)
                 self.number += 1
-                pause = max(1 / FRAMES_PER_SECOND, (snapshot.took + seconds) / TIME_SHARE)
+                pause = max(1 / FRAMES_PER_SECOND, (snapshot.copy_seconds + seconds) / TIME_SHARE)
                 self._next_at = time.monotonic() + pause
             return self._frame
 
@@ -140,9 +140,9 @@ def live_routes(view: LiveView, engine: EngineThread) -> Extension:
         async def events() -> EventStream:
             refuse_if_down(backend)
             frames.join()
-            owned = AsyncExitStack()
-            owned.callback(frames.leave)
-            return EventStream(frames.events(backend), owned)
+            on_end = AsyncExitStack()  # the stream closes it
+            on_end.callback(frames.leave)
+            return EventStream(frames.events(backend), on_end)
 
         for path, file in FILES.items():
             app.get(path, include_in_schema=False)(page(file))

@@ -1,7 +1,8 @@
 """The fields of OpenAI's completions API, and how they become parameters of the engine. Part 4.
 
-Promises that every accepted field has its effect. A field that is unknown, or that the engine does not
-support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
+Promises that every accepted field has its effect; only `user` is for the client's own records. A field that
+is unknown, or that the engine does not support, is refused by name.
+Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
 import re
@@ -198,8 +199,8 @@ class Completions(Generic[Body]):
         self.allow_priority = allow_priority
         self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
         # `ruvon serve` sets these three. `recommended` are the parameters of generation_config.json.
-        # `fingerprint` is OpenAI's `system_fingerprint`: it differs if the same request with the same seed
-        # may get another answer.
+        # `fingerprint` is OpenAI's `system_fingerprint`: if it has changed, the same request with the same
+        # seed may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
         self.name_of_alias: Mapping[str, str] = {}  # alias of the model -> the name that answers have
@@ -218,8 +219,8 @@ class Completions(Generic[Body]):
         if bound is not None and self.max_model_len is not None and bound > self.max_model_len:
             message = f"{name}={bound} is more than max_model_len={self.max_model_len}, prompt and output"
             raise RequestError(400, message, param=name)
-        given = [name for name in self.recommended if getattr(body, name) is not None]
-        return with_recommended(params, given, self.recommended)
+        sent_names = [name for name in self.recommended if getattr(body, name) is not None]
+        return with_recommended(params, sent_names, self.recommended)
 
     def options(self, body: Body) -> dict[str, Any]:
         """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.
@@ -234,8 +235,8 @@ class Completions(Generic[Body]):
             raise RequestError(400, message, param="priority")
         fields = {"priority": body.priority, "cache_salt": body.cache_salt}
         options = {name: value for name, value in fields.items() if value is not None}
-        for more in self.more_options:
-            options |= more(body)
+        for options_of in self.more_options:
+            options |= options_of(body)
         return options
 
     def opening(self, body: Body) -> list[dict]:
@@ -289,6 +290,6 @@ class Completions(Generic[Body]):
         cached = [output.num_cached_tokens for output in outputs if output.num_cached_tokens is not None]
         if cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
-        for more in self.more_usage:
-            usage |= more(outputs)
+        for usage_of in self.more_usage:
+            usage |= usage_of(outputs)
         return usage

@@ -114,7 +114,7 @@ def openapi_responses(
     """The description of a route's answers with status 200, for FastAPI's `responses`.
 
     `answer` is the model of a whole answer; None if the route only streams. `events` are the models of the
-    events in a stream, which ends with [DONE]; none if the route does not stream.
+    events in a stream, which may end with [DONE]; none if the route does not stream.
     """
     response: dict[str, Any] = {"description": "A whole answer" if answer else "Events"}
     if answer:

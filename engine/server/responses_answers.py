@@ -65,7 +65,7 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseFailure(ResponseFields):
-    code: Literal["server_error"]
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 

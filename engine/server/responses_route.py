@@ -150,11 +150,13 @@ class _Answer:
         """
         self.id, self.settings, self.chat, self.api, self.items = response_id, settings, chat, api, items
 
-    def response(self, status: str, output: RequestOutput | None = None, **more: Any) -> dict:
-        """The response object, with the items and the usage of `output`, if there is one."""
+    def response(self, status: str, output: RequestOutput | None = None, **fields: Any) -> dict:
+        """The response object, with the items and the usage of `output`, if there is one. `fields` replace
+        those that would be null.
+        """
         items = self.items.output(output.outputs[0]) if output else []
         usage = self.usage(output) if output else None
-        changing = {"output": items, "usage": usage, "error": None, "incomplete_details": None, **more}
+        changing = {"output": items, "usage": usage, "error": None, "incomplete_details": None, **fields}
         return {"id": self.id, "status": status, **self.settings, **changing}
 
     def finished(self, output: RequestOutput) -> dict:
@@ -185,8 +187,8 @@ class _Answer:
             "output_tokens_details": {"reasoning_tokens": self.items.num_reasoning_tokens(sample)},
             "total_tokens": num_input + num_output,
         }
-        for more in self.api.more_usage:
-            usage |= more([output])
+        for usage_of in self.api.more_usage:
+            usage |= usage_of([output])
         return usage
 
 

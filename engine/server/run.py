@@ -53,9 +53,12 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, max_open_files() - BACKLOGS_ACCEPTED * backlog() - OTHER_FILES))
 
 
-def _unless_cancelled(record: logging.LogRecord) -> bool:
-    """A log filter that drops the tracebacks of requests that the shutdown cancels."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+def _is_no_cancelled_request(record: logging.LogRecord) -> bool:
+    """A filter of log records: False for the traceback of a request that the shutdown has cancelled."""
+    if not record.exc_info:
+        return True
+    _, error, _ = record.exc_info
+    return not isinstance(error, asyncio.CancelledError)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -117,7 +120,7 @@ class Server(uvicorn.Server):
 
 def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
     """uvicorn's configuration for `app`. Port 0 selects a free port."""
-    logging.getLogger("uvicorn.error").addFilter(_unless_cancelled)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancelled_request)
     protocol = type("Protocol", (PatientProtocol,), {"max_connections": max_connections()})
     return uvicorn.Config(
         app,

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.server.errors import as_request_error
 
-DONE = "data: [DONE]\n\n"  # the event that ends every stream, as in OpenAI's API
+DONE = "data: [DONE]\n\n"  # the last event of `stream`, as in OpenAI's completions
 
 
 def event(data: dict) -> str:
@@ -23,27 +23,27 @@ def event(data: dict) -> str:
 
 
 class EventStream(StreamingResponse):
-    """A response that sends `events`, and closes `events` and `owned` at its end."""
+    """A response that sends `events`, and closes `events` and the stack `on_end` at its end."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], owned: AsyncExitStack) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], on_end: AsyncExitStack) -> None:
         # Proxies must not hold events back.
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self.events, self.owned = events, owned
+        self.events, self.on_end = events, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A generator that was never started runs no `finally`, so it cannot close the streams: `owned` does.
-        async with self.owned, aclosing(self.events):
+        # A generator that was never started runs no `finally`, so it cannot close the streams: `on_end` does.
+        async with self.on_end, aclosing(self.events):
             await super().__call__(scope, receive, send)
 
 
-def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventStream:
+def stream(chunks: AsyncGenerator[dict, None], on_end: AsyncExitStack) -> EventStream:
     """A response that sends each chunk as an event as soon as the chunk is there, then DONE.
 
     If `chunks` raises an Exception, the response sends an event with the body of `as_request_error`, then
     DONE. `chunks` is closed at the end, also when the client leaves in the middle; nothing more is yielded
-    then. The response, an EventStream, closes `owned`.
+    then. The response, an EventStream, closes `on_end`.
     """
 
     async def body() -> AsyncGenerator[str, None]:
@@ -55,4 +55,4 @@ def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventSt
                 yield event(as_request_error(error).body())
             yield DONE
 
-    return EventStream(body(), owned)
+    return EventStream(body(), on_end)

@@ -166,8 +166,8 @@ def _conversation_ids(
         template_messages: Sequence[Mapping[str, Any]] = [message.plain() for message in messages]
     else:
         template_messages = chat_extension.messages(messages, template)
-    # With the model's own bound, `chat_prompt` would refuse a conversation that is too long. No body has
-    # more tokens than bytes.
+    # `chat_prompt` refuses a conversation that is longer than the config allows. This route counts tokens of
+    # longer ones, too: a body has at most MAX_BODY_BYTES, and a token of its texts stands for one or more.
     without_bound = replace(config, max_positions=MAX_BODY_BYTES)
     add_generation_prompt = body.add_generation_prompt is not False
     try:

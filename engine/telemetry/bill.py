@@ -1,7 +1,7 @@
 """Prices, and a bill: the device's time by kind, and the cost of each kind in dollars. Part 19.
 
-Promises exact arithmetic: times are whole nanoseconds, and dollars are fractions. Only `money` and
-`Bill.cents` round, for readers. Knows no engine.
+Promises exact amounts: times are whole nanoseconds, and dollars are fractions. Only `money` and `Bill.cents`
+round them, for readers. Knows no engine.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The cost log: a CSV file with one line per request, with the request's usage and cost. Part 19.
 
 Promises that a request's line is in the file as soon as the request has ended, and that the nanoseconds of
-all lines add up to the bill once the log is closed.
+all lines add up to the bill once the log is closed, unless a line could not be written.
 
 The log appends to the lines of earlier runs and keeps the file open. A tool that rotates the file must
 therefore copy and truncate it, as logrotate does with copytruncate. The engine's thread writes the lines. A

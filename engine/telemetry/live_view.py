@@ -2,7 +2,7 @@
 
 `LiveView` listens to one engine. It sends nothing: whoever wants a snapshot asks for one, in the engine's
 thread between two steps. After a snapshot the view notes the steps of the next KEEP_SECONDS, for the snapshot
-that may follow. While nobody asks, it notes nothing, and a step costs one comparison.
+that may follow. While nobody asks, it keeps only a list of the unfinished requests.
 
 Every list in a snapshot has a bound, and the snapshot says how much there is in all. It has no text, and no
 id that a client has chosen: requests are numbered in the order of their arrival. Knows no HTTP: the routes
@@ -31,22 +31,22 @@ MAX_EVENTS = 8  # the newest ones
 
 @dataclass(slots=True)
 class Tracked:
-    """A request that has not ended, and what the last step did for it that was noted."""
+    """A request that has not ended, and what its last step has done: the last that the view has noted."""
 
     request: Request
     label: str  # its number, from 1, and behind a point which of n > 1 samples it is
     num_outputs: int = 0  # output tokens after that step
-    step: int = 0  # the number of that step
-    computed: int = 0  # tokens that the step computed for it, drafts included
+    step: int = 0  # the step's number
+    computed: int = 0  # tokens that the step computed for this request, drafts included
     checked: int = 0  # drafts among these
-    new: int = 0  # output tokens that came of it
+    new: int = 0  # output tokens that the step brought
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The engine at one moment. Any thread may read it."""
 
-    took: float  # seconds in which the copy was made, and no step could be
+    copy_seconds: float  # how long the copy took; no step could run meanwhile
     sizes: dict  # JSON data: time, model, seats, budget, and how many requests run and wait
     memory: MemoryCopy
     requests: list[dict]  # JSON data: at most MAX_RUNNING that run, then MAX_WAITING that wait
@@ -114,7 +114,7 @@ class LiveView(Listener):
         return scheduler.max_num_batched_tokens if isinstance(scheduler, ContinuousScheduler) else None
 
     def _row(self, tracked: Tracked) -> dict:
-        """A request as JSON data. The last four are `Tracked`'s, and `now` its `computed`."""
+        """A request as JSON data. The last four entries are of its last step; `now` is `Tracked.computed`."""
         request, num_outputs = tracked.request, len(tracked.request.stats.token_times)
         table = copy_table(self.engine.scheduler.cache, request)
         return {
@@ -192,25 +192,25 @@ class LiveView(Listener):
             computed = record.tokens_computed[s]
             is_output = _decodes(tracked, record.tokens_held[s] - computed)
             num_outputs = len(tracked.request.stats.token_times)
-            new = num_outputs - tracked.num_outputs
+            num_new = num_outputs - tracked.num_outputs
             tracked.num_outputs, tracked.step = num_outputs, record.number
-            tracked.computed, tracked.new = computed, new
+            tracked.computed, tracked.new = computed, num_new
             tracked.checked = computed - 1 if is_output else 0
             if is_output:
-                kept = max(0, new - 1)
+                kept = max(0, num_new - 1)
                 tokens["output"] += 1
                 tokens["kept"] += kept
                 tokens["refused"] += tracked.checked - kept
             else:
                 tokens["again" if tracked.request.num_preemptions else "prompt"] += computed
-        about = {
+        size_and_time = {
             "number": record.number,
             "seconds": round(record.end - record.start, 6),
             "budget": self._budget(),
             "failed": record.error is not None,
             "requests": len(record.request_ids),
         }
-        self._steps.append(about | tokens)
+        self._steps.append(size_and_time | tokens)
 
 
 def _decodes(tracked: Tracked, start: int) -> bool:

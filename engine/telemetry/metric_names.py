@@ -20,6 +20,16 @@ COUNTERS = {
     "ruvon:step_sequences": "Requests in all steps together; divided by the steps: the batch size.",
     "ruvon:step_tokens": "Tokens computed in all steps together, prompts and outputs.",
 }
+# Counters with one more label: name -> (the label, documentation).
+LABELLED_COUNTERS = {
+    "vllm:prompt_tokens_by_source": ("source", "Prompt tokens, by where they come from."),
+    "vllm:request_success": ("finished_reason", "Requests that have ended, by the reason."),
+    "ruvon:requests_ended_early": (
+        "reason",
+        "Requests that were aborted, failed, or were refused by the engine.",
+    ),
+    "ruvon:executor": ("counter", "Counters that the executor reports per step."),
+}
 SUCCESS_REASONS = ("stop", "length")
 EARLY_REASONS = ("abort", "error", "reject")  # vLLM leaves such requests out of its request metrics
 # The reasons of vllm:request_success, all of which are shown from the start. No request here ends for

@@ -1,8 +1,9 @@
 """The engine's metrics for Prometheus, under vLLM's names, and the data of the dashboards. Part 11.
 
-Promises that every figure comes from what the engine passes to its listeners (RequestStats, StepRecord), that
-all times are differences of one monotonic clock, and that no state is global: each engine has its own
-registry. The engine's thread updates counters and histograms; gauges are read when the registry is read.
+Promises that all counters and histograms come from what the engine passes to its listeners (RequestStats,
+StepRecord), that all times are differences of one monotonic clock, and that no state is global: each engine
+has its own registry. The engine's thread updates counters and histograms. Gauges are read from the scheduler
+and from the machine when the registry is read.
 Knows no HTTP: the routes are in engine/server/telemetry_routes.py.
 
 Metrics are counted at the same moments as in vLLM's V1 engine. Source: vllm/v1/metrics/stats.py,
@@ -29,6 +30,7 @@ from engine.telemetry.metric_names import (
     COUNTERS,
     EARLY_REASONS,
     FINISHED_REASONS,
+    LABELLED_COUNTERS,
     SUCCESS_REASONS,
     TPOT,
     TTFT,
@@ -235,13 +237,14 @@ class EngineMetrics(Listener):
         by_source = {"local_compute": num_computed, "local_cache_hit": num_cached}
         ended = succeeded | ended_early
         finished = {reason: ended.get(reason, 0) for reason in FINISHED_REASONS}
-        early = "Requests that were aborted, failed, or were refused by the engine."
-        for label, name, documentation, amounts in (
-            ("source", "vllm:prompt_tokens_by_source", "Prompt tokens, by where they come from.", by_source),
-            ("finished_reason", "vllm:request_success", "Requests that have ended, by the reason.", finished),
-            ("reason", "ruvon:requests_ended_early", early, ended_early),
-            ("counter", "ruvon:executor", "Counters that the executor reports per step.", from_executor),
-        ):
+        labelled = {
+            "vllm:prompt_tokens_by_source": by_source,
+            "vllm:request_success": finished,
+            "ruvon:requests_ended_early": ended_early,
+            "ruvon:executor": from_executor,
+        }
+        for name, amounts in labelled.items():
+            label, documentation = LABELLED_COUNTERS[name]
             yield families.counter_by(label, name, documentation, self.model_name, amounts)
         for name, (buckets, total) in observed.items():
             documentation, _ = self._histogram_specs[name]

@@ -135,17 +135,17 @@ def open_spans(endpoint: str) -> RequestSpans:
     """Spans that go to the collector at `endpoint`, a URL to which OTLP is sent over HTTP. Raises ValueError
     for what is none.
     """
-    given = f"otlp_traces_endpoint={endpoint!r}"
+    option = f"otlp_traces_endpoint={endpoint!r}"
     protocol = os.environ.get(PROTOCOL_VARIABLE, "http/protobuf")
     if protocol != "http/protobuf":
-        raise ValueError(f"{given} with {PROTOCOL_VARIABLE}={protocol}: http/protobuf is accepted")
+        raise ValueError(f"{option} with {PROTOCOL_VARIABLE}={protocol}: http/protobuf is accepted")
     try:
         url = urlsplit(endpoint)
         is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         is_address = False
     if not is_address:
-        raise ValueError(f"{given}: an address is accepted such as http://localhost:4318{TRACES_PATH}")
+        raise ValueError(f"{option}: an address is accepted such as http://localhost:4318{TRACES_PATH}")
     if url.path in ("", "/"):
         endpoint = url._replace(path=TRACES_PATH).geturl()
     return RequestSpans(BatchSpanProcessor(OTLPSpanExporter(endpoint)))

@@ -1,7 +1,7 @@
 """A line of the log every ten seconds: what the engine did since the last one. Part 11.
 
 The line is one more reader of the counters: it subtracts what it read before, and divides by the seconds
-between. An engine that did nothing, and has nothing to do, is no line. Source of the form:
+between. If the engine did nothing and has nothing to do, no line is written. Source of the form:
 vllm/v1/metrics/loggers.py, https://github.com/vllm-project/vllm.
 """
 

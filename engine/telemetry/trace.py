@@ -14,9 +14,8 @@ construction, by one clock. The file has
 - counters: requests that run and wait, the blocks of the cache, the tokens of a step against its budget, and
   what the engine's capabilities count, such as drafts (Part 16).
 
-A "decode" without arguments has computed one token and brought one. It takes about 70 bytes of the file, and
-a step about 500 more, whatever its size. Texts are in no trace, the ids of requests are. At the size bound of
-its file the trace ends, with an event that says so.
+A "decode" without arguments has computed one token and brought one. Texts are in no trace, the ids of
+requests are. At the size bound of its file the trace ends, with an event that says so.
 """
 
 import atexit
@@ -89,17 +88,18 @@ class Trace(Listener):
         self._clock, self._start = clock, clock()
         self._rows: dict[str, Row] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
-        self._landed = 0  # when the last step's tokens came
+        self._last_landed = 0  # when the last step's tokens came
         self._counters: dict[str, tuple[int, str]] = {}  # by name: when it was last written, and its values
         tracks = [
             trace_events.metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()
         ]
-        began = {"utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **(about or {})}
+        details = {"utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **(about or {})}
         requests = trace_events.metadata(REQUESTS, 0, "process_name", {"name": "requests"})
-        file.write([*tracks, requests, trace_events.instant("begin", 0, began)])
+        file.write([*tracks, requests, trace_events.instant("begin", 0, details)])
         atexit.register(self.close)
 
     def _micros(self, seconds: float) -> int:
+        """A time of the engine's clock, in microseconds since the trace began."""
         return int((seconds - self._start) * 1e6)
 
     def on_arrival(self, request: Request) -> None:
@@ -156,9 +156,9 @@ class Trace(Listener):
                 num_prefill += record.tokens_computed[s]
             else:
                 num_decode += record.tokens_computed[s]
-        self._count_tokens(events, moments.scheduled, num_prefill, num_decode, budget)
-        self._count_state(events, record, moments.end)
-        self._landed = moments.landed
+        self._add_token_counter(events, moments.scheduled, num_prefill, num_decode, budget)
+        self._add_state_counters(events, record, moments.end)
+        self._last_landed = moments.landed
         self._write(events)
 
     def _engine_slices(self, record: StepRecord, moments: StepMoments, budget: int | None) -> list[str]:
@@ -169,7 +169,7 @@ class Trace(Listener):
         bound = "" if budget is None else f',"budget":{budget}'
         error = "" if record.error is None else f',"error":{json.dumps(record.error[:MAX_TEXT])}'
         counted = f',"counted":{json.dumps(record.counters)}' if any(record.counters.values()) else ""
-        launched = max(moments.scheduled, self._landed)
+        launched = max(moments.scheduled, self._last_landed)
         return [
             slice_event(ENGINE, SCHEDULE, moments.start, moments.scheduled, "schedule", step),
             slice_event(ENGINE, DEVICE, launched, moments.landed, "device", step + size + bound + error),
@@ -189,52 +189,54 @@ class Trace(Listener):
         if row.gaps and moments.scheduled >= row.gaps[0].since:
             gap = row.gaps.pop(0)
             events.append(slice_event(REQUESTS, row.number, gap.since, moments.scheduled, gap.name))
-            row.end, cached = moments.scheduled, f',"cached":{first}'
+            row.end = moments.scheduled
+            cached = f',"cached":{first}'
         begin = max(row.end, moments.scheduled)
         row.end = max(begin, moments.landed)
         for gap in row.gaps:
             gap.since = max(gap.since, row.end)
         # 2. The step. A request that comes back from the swap space lacks one token: that is no prefill.
         num_outputs = len(row.request.stats.token_times)
-        new, row.num_outputs = num_outputs - row.num_outputs, num_outputs
+        num_new = num_outputs - row.num_outputs
+        row.num_outputs = num_outputs
         is_prefill = first < row.request.num_prompt_tokens or (first < row.num_known and computed > 1)
-        details = f'"tokens":{computed},"start":{first}{cached},"new":{new}'
+        details = f'"tokens":{computed},"start":{first}{cached},"new":{num_new}'
         if record.error is not None:
             name = "failed"
         elif is_prefill:
             name = "prefill"
         else:
             name = "decode"
-            details = "" if computed == new == 1 else f'"tokens":{computed},"new":{new}'
+            details = "" if computed == num_new == 1 else f'"tokens":{computed},"new":{num_new}'
         events.append(slice_event(REQUESTS, row.number, begin, row.end, name, details))
         return is_prefill
 
-    def _count_state(self, events: list[str], record: StepRecord, end: int) -> None:
+    def _add_state_counters(self, events: list[str], record: StepRecord, end: int) -> None:
         """Add the counters of what there is at the step's `end`."""
         usage = self._cache.usage()
         used, total = usage.tokens_held // self._block_size, usage.tokens_total // self._block_size
         running, waiting = record.num_running, record.num_waiting
-        self._count(events, "requests", end, f'"running":{running},"waiting":{waiting}')
-        self._count(events, "blocks of the cache", end, f'"used":{used},"free":{total - used}')
+        self._add_counter(events, "requests", end, f'"running":{running},"waiting":{waiting}')
+        self._add_counter(events, "blocks of the cache", end, f'"used":{used},"free":{total - used}')
         if record.counters:
-            self._count(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
+            self._add_counter(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
         if not running and not waiting:  # the engine is idle until the next step
-            self._count_tokens(events, end, 0, 0, None if self._budget is None else 0)
+            self._add_token_counter(events, end, 0, 0, None if self._budget is None else 0)
 
-    def _count_tokens(
+    def _add_token_counter(
         self, events: list[str], when: int, prefill: int, decode: int, budget: int | None
     ) -> None:
         """Add the counter of a step's tokens. `budget`: how many there could have been; None: no bound."""
         tokens = f'"prefill":{prefill},"decode":{decode}'
         if budget is not None:
             tokens += f',"unused":{max(budget - prefill - decode, 0)}'
-        self._count(events, "tokens of a step", when, tokens)
+        self._add_counter(events, "tokens of a step", when, tokens)
 
-    def _count(self, events: list[str], name: str, when: int, values: str) -> None:
+    def _add_counter(self, events: list[str], name: str, when: int, values: str) -> None:
         """Add a counter's values (JSON, without the braces) if they have changed. Its times never go back."""
-        last, last_values = self._counters.get(name, (0, ""))
+        last_written, last_values = self._counters.get(name, (0, ""))
         if values != last_values:
-            when = max(when, last)
+            when = max(when, last_written)
             self._counters[name] = when, values
             events.append(trace_events.counter(name, when, values))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 2**28  # of a trace; a browser that shows a much larger one runs out of memory
-FLUSH_SECONDS = 0.25  # how often events are written: a program that is killed loses at most these
+FLUSH_SECONDS = 0.25  # how often events are written; a program that is killed loses those since the last time
 CLOSE_SECONDS = 5  # how long `close` waits for a disk that does not answer
 SEPARATOR = ",\n"
 

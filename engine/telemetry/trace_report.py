@@ -7,7 +7,7 @@ as it is missing.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -160,7 +160,7 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def figures(content: TraceContent) -> dict[str, Any]:
+def trace_figures(content: TraceContent) -> dict[str, Any]:
     """The figures as JSON values; times are in milliseconds. A spread is None where nothing was observed.
 
     Queue waits are of the requests that were in a step. Times between tokens are of a request's successive
@@ -186,7 +186,7 @@ def figures(content: TraceContent) -> dict[str, Any]:
     }
 
 
-def _step_figures(steps: Iterable[TracedStep]) -> dict[str, Any] | None:
+def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
     """The time of a step, who has it, and how full a step is. None without a complete step.
 
     A step's time is from when its scheduling began to its own end, without what steps that began before it
@@ -195,8 +195,9 @@ def _step_figures(steps: Iterable[TracedStep]) -> dict[str, Any] | None:
     landed = [step for step in steps if step.start is not None and step.end is not None]
     if not landed:
         return None
+    spans = [(step.start, step.end) for step in steps if step.start is not None and step.end is not None]
     times, last_end = [], 0
-    for start, end in sorted((step.start or 0, step.end or 0) for step in landed):  # none is None
+    for start, end in sorted(spans):
         times.append(max(end - max(start, last_end), 0))
         last_end = max(last_end, end)  # a stranger's step may lie within another
     total = sum(times) or 1

@@ -3,6 +3,6 @@ name, so no other file needs to import it.
 """
 
 from engine.attention.extras import causal
-from engine.wiring.attention_extras import runner
+from engine.wiring.attention_extras import make_extras_runner
 
-__all__ = ["causal", "runner"]
+__all__ = ["causal", "make_extras_runner"]

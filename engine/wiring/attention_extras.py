@@ -12,7 +12,7 @@ from engine.wiring.engine_args import EngineArgs
 from engine.wiring.runners import runs_graphs
 
 
-def runner(
+def make_extras_runner(
     args: EngineArgs,
     model: LanguageModel,
     memory: Memory,

@@ -3,16 +3,14 @@
 No module imports this one: engine/wiring/extensions.py finds it by its name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-from tqdm import tqdm
 
 from engine.core.beam_search import BeamSearch
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.beam_search import BeamSearchOutput, BeamSearchParams
 from engine.decoding.params import ParameterError
-from engine.wiring.llm_progress import Progress
+from engine.wiring.llm_progress import Progress, UseTqdm
 from engine.wiring.llm_prompts import ParsedPrompt
 
 
@@ -20,7 +18,7 @@ def beam_search(
     engine: LLMEngine,
     prompts: Sequence[ParsedPrompt],
     params: BeamSearchParams,
-    use_tqdm: bool | Callable[..., tqdm] = False,
+    use_tqdm: UseTqdm = False,
     concurrency_limit: int | None = None,
 ) -> list[BeamSearchOutput]:
     """The best continuations of each prompt, one output per prompt in order.

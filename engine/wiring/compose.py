@@ -2,8 +2,8 @@
 
 Every option takes effect, or an error says why it cannot. An engine is built in three stages: `EngineArgs`
 checks the options (engine_args.py), `load_devices` loads the models and makes their memory and runners
-(devices.py and compose_cache.py), and `build_engine` adds what runs on the host: the scheduler, speculation
-and adapters.
+(devices.py, compose_devices.py and compose_cache.py), and `build_engine` adds what runs on the host: the
+scheduler, speculation and adapters.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,12 @@ from engine.speculation.measuring import ALWAYS_DRAFT, measure
 from engine.speculation.ngram import lookup
 from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
-from engine.wiring.devices import Devices, load_devices
+from engine.wiring.compose_devices import Devices
+from engine.wiring.devices import load_devices
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import BRING_CAPABILITIES, Contribution, is_here, wiring_of
 from engine.wiring.generation_config import with_eos_tokens
-from engine.wiring.replay import about
+from engine.wiring.replay import recording_header
 from engine.wiring.watchers import Watchers
 
 
@@ -65,19 +66,16 @@ def _compose(
 ) -> LLMEngine:
     """The engine, made of the loaded models. Raises ValueError if an option cannot be met."""
     args, slots, sizes = devices.args, devices.slots, devices.sizes
-    # 1. Executors of the model and of the draft model, each wrapped in a recorder if the steps are recorded.
+    # 1. Executors of the model and of the draft model, which record their steps if that is asked for.
     executor = devices.executor
     draft_executor: Executor | None = devices.draft
     if recording is not None:
-        recording.write_about(about(args))
-        executor = RecordedExecutor(executor, recording, "model")
-        if draft_executor is not None:
-            draft_executor = RecordedExecutor(draft_executor, recording, "draft")
-        if slots:
-            slots.on_assign.append(lambda slot, adapter: recording.write_adapter(slot, adapter.folder))
-    # 2. The scheduler, with a plan of the model's memory for keys and values.
+        executor, draft_executor = _recorded(devices, recording)
+    # 2. The scheduler, with a plan of the model's memory for keys and values. A draft model may read blocks
+    #    that lie behind the model's window, so with one the plan keeps them.
+    window = None if devices.draft_config else devices.config.window
     scheduler = ElasticScheduler(
-        plan_of(args, devices.memory, None if devices.draft_config else devices.config.window),
+        plan_of(args, devices.memory, window),
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
         adapter_slots=slots,
@@ -97,13 +95,6 @@ def _compose(
     ]
     capabilities += [extension.capability for extension in extensions]
     # 4. The engine.
-    supports = SUPPORTS | {"priority"}
-    if args.kv_cache == "paged":
-        supports |= {"cache_salt"}
-    if slots:
-        supports |= {"adapter"}
-    for extension in extensions:
-        supports |= extension.supports
     engine = engine_class(
         devices.tokenizer,
         with_eos_tokens(devices.config, args),
@@ -111,7 +102,7 @@ def _compose(
         executor,
         Listeners([*listeners, *watchers.listeners(args, scheduler)]),
         recover=scheduler.recover,
-        supports=supports,
+        supports=_supported_fields(devices, extensions),
         max_model_len=sizes.max_model_len,
         seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
@@ -121,6 +112,33 @@ def _compose(
     executor.on_lost(engine.report_lost)
     engine.on_shutdown.append(watchers.close)
     return engine
+
+
+def _recorded(devices: Devices, recording: Recording) -> tuple[Executor, Executor | None]:
+    """The executors of the model and of the draft model, which now write each step into `recording`. Also
+    writes the recording's first line, and from now on a line for each adapter that gets a slot.
+    """
+    recording.write_about(recording_header(devices.args))
+    if devices.slots:
+        devices.slots.on_assign.append(lambda slot, adapter: recording.write_adapter(slot, adapter.folder))
+    executor = RecordedExecutor(devices.executor, recording, "model")
+    if devices.draft is None:
+        return executor, None
+    return executor, RecordedExecutor(devices.draft, recording, "draft")
+
+
+def _supported_fields(devices: Devices, extensions: Sequence[Contribution]) -> frozenset[str]:
+    """Names of what a request may ask of this engine: fields of SamplingParams that later parts than Part 2
+    bring, and options of `LLMEngine.make_requests`.
+    """
+    fields = SUPPORTS | {"priority"}
+    if devices.args.kv_cache == "paged":
+        fields |= {"cache_salt"}
+    if devices.slots:
+        fields |= {"adapter"}
+    for extension in extensions:
+        fields |= extension.supports
+    return fields
 
 
 def load_adapters_on_demand(engine: LLMEngine) -> None:

@@ -53,7 +53,7 @@ def kv_cache_bytes(
         num_bytes = args.kv_cache_memory_bytes
         _refuse_too_much("kv_cache_memory_bytes", num_bytes, num_bytes, parameter.device)
         return num_bytes
-    free, total = memory_of(parameter.device)
+    free, total = free_and_total_memory(parameter.device)
     share = args.gpu_memory_utilization
     if parameter.is_cuda:
         if share is None:
@@ -124,7 +124,7 @@ def plan_of(args: EngineArgs, memory: Memory, window: int | None = None) -> KVCa
     )
 
 
-def memory_of(device: torch.device) -> tuple[int, int]:
+def free_and_total_memory(device: torch.device) -> tuple[int, int]:
     """The device's memory in bytes, as (free, total). A number that the system does not report is taken as
     `sys.maxsize`: nothing is refused beforehand, and an allocation that is too large fails.
     """
@@ -181,7 +181,7 @@ def _refuse_too_much(name: str, value: float, num_bytes: int, device: torch.devi
     """Raise ValueError if `num_bytes` is more than the device's total memory. The message names the option
     `name` and its `value`.
     """
-    _, total = memory_of(device)
+    _, total = free_and_total_memory(device)
     if num_bytes > total:
         raise ValueError(f"{name}={value}: {device.type} has {total:,} bytes of memory")
 

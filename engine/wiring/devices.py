@@ -1,21 +1,18 @@
-"""Loads the models that `EngineArgs` names, and makes each model's memory and runner. Part 20's wiring.
+"""Loads the models that `EngineArgs` names. Part 20's wiring.
 
-Every option takes effect, or an error says why it cannot. The linear layers of a model are changed in this
-order: quantize, wrap for adapters, sum over ranks, pack. `compose.py` builds an engine from the
-result, and `replay.py` runs recorded steps without an engine. The memory is made in `compose_cache.py`, and
-the runners in `runners.py`. One device is loaded here; Extension A loads one in each of several processes.
+The linear layers of a model are changed in this order: quantize, wrap for adapters, sum over ranks, pack.
+`compose_devices.py` makes the memory and the runners of the loaded models, `compose.py` builds an engine from
+them, and `replay.py` runs recorded steps without an engine. One device is loaded here; Extension A loads one
+in each of several processes.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from engine.execution.runner import Executor, ModelRunner
-from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.lora.slots import AdapterSlots
 from engine.machine.host_memory import available_memory
@@ -26,38 +23,15 @@ from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
 from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.speculation.config import MAX_DRAFTS, SpeculativeConfig
-from engine.speculation.draft_model import DraftSampler
-from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
+from engine.speculation.config import SpeculativeConfig
 from engine.text.tokenizer import Tokenizer
-from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
+from engine.wiring.compose_cache import Sizes, free_and_total_memory
+from engine.wiring.compose_devices import Devices, LoadedModels, make_devices
 from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
 from engine.wiring.rank_interface import Rank
-from engine.wiring.runners import make_runner, runs_graphs
-
-MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # a draft model's passes that are submitted before the first is read
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The models, memory and runners of this process, and the executor of the model's steps.
-
-    `draft` and `draft_config` are None without a draft model.
-    """
-
-    args: EngineArgs  # with every default filled in: loading with these gives the same sizes and kernels
-    tokenizer: Tokenizer
-    config: ModelConfig  # the model's
-    sizes: Sizes
-    memory: Memory  # the model's keys and values
-    runner: ModelRunner  # the model's, on this device
-    executor: Executor  # computes the model's steps: `runner`, or the runners of several ranks
-    slots: AdapterSlots | None  # None without adapters
-    speculative: SpeculativeConfig | None  # None without speculation
-    draft: ModelRunner | None = None  # the draft model's
-    draft_config: ModelConfig | None = None
+from engine.wiring.runners import runs_graphs
 
 
 def load_devices(args: EngineArgs) -> Devices:
@@ -76,6 +50,11 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option cannot be met on
     this machine or with this model.
     """
+    return make_devices(_load_models(args, rank), rank)
+
+
+def _load_models(args: EngineArgs, rank: Rank | None) -> LoadedModels:
+    """The tokenizer, the model, and the draft model if there is one. Raises as `load_one_device` does."""
     # 1. Options, with defaults for those that are not set.
     refuse_absent_gpu(str(args.device))
     args, sizes = with_defaults(args)
@@ -84,7 +63,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     if args.speculative_config is not None:
         speculative = SpeculativeConfig.from_dict(args.speculative_config)
     slots = _adapter_slots(args, sizes, rank)
-    # 2. The model, and the draft model if there is one.
+    # 2. The model, which says how long a sequence may be.
     model = _load(
         args,
         sizes,
@@ -98,88 +77,19 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     if model.config.model_impl != OURS:  # library code may wait for the device, which a graph cannot record
         args = replace(args, enforce_eager=True)
     sizes = _with_max_model_len(sizes, model.config)
+    # 3. The draft model.
     draft = None
     if speculative is not None and speculative.model is not None:
         draft = _load_draft(args, sizes, speculative.model, model)
-    # 3. Memory for keys and values. The draft model has tensors of its own, and shares the model's plan: a
-    #    sequence has the same block numbers in both.
-    configs = [model.config] if draft is None else [model.config, draft.config]
-    parameter = next(model.parameters())  # the memory takes this parameter's device and dtype
-    args = _with_kv_cache_bytes(args, configs, sizes, parameter, rank)
-    memory = make_memory(args, model.config, sizes, parameter, configs)
-    # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
-    max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
-    in_flight = 2 if args.async_scheduling else 1
-    runner = make_runner(
-        args,
-        model,
-        memory,
-        sizes,
-        max_new_tokens,
-        in_flight,
-        sum_parts=rank.all_reduce_sum if rank else None,
-        has_head=rank is None or rank.chooses,
-    )
-    runner.scores = [*logprobs_of(tokenizer, model.logits)]
-    if slots:
-        runner.before.append(slots.prepare)
-    draft_probs = DraftProbs()
-    if speculative:
-        runner.select = RejectionSampler(draft_probs, runner.select)
-    executor: Executor = rank.executor(runner, slots) if rank else runner
-    config = model.config
-    if rank:  # `model.config` describes this rank's part; `config` describes the whole model
-        config = ModelConfig.from_pretrained(args.model, args.model_impl)
-    devices = Devices(
+    return LoadedModels(
         args=args,
-        tokenizer=tokenizer,
-        config=config,
         sizes=sizes,
-        memory=memory,
-        runner=runner,
-        executor=executor,
+        tokenizer=tokenizer,
+        model=model,
+        draft=draft,
         slots=slots,
         speculative=speculative,
     )
-    return devices if draft is None else _with_draft(devices, draft, draft_probs, configs, parameter)
-
-
-def _with_kv_cache_bytes(
-    args: EngineArgs,
-    configs: Sequence[ModelConfig],
-    sizes: Sizes,
-    parameter: torch.Tensor,
-    rank: Rank | None,
-) -> EngineArgs:
-    """The options with the bytes that keys and values of all `configs` get. Ranks take as many as the rank
-    that has the fewest. Raises ValueError as `kv_cache_bytes` does.
-    """
-    num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
-    if rank:
-        num_bytes = rank.all_reduce_min(num_bytes)
-    return replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
-
-
-def _with_draft(
-    devices: Devices,
-    draft: LanguageModel,
-    draft_probs: DraftProbs,
-    configs: Sequence[ModelConfig],
-    parameter: torch.Tensor,
-) -> Devices:
-    """The devices with the draft model's memory and runner. `draft_probs`: where its runner leaves the
-    probabilities of its tokens for the model's. `configs`: of the two models, which share the bytes.
-    `parameter` has the device and the dtype of the memory.
-    """
-    args, sizes = devices.args, devices.sizes
-    memory = make_memory(args, draft.config, sizes, parameter, configs)
-    # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
-    devices.runner.before.append(lambda batch: memory.apply(batch.copies))
-    # In a pass the draft model reads the tokens since its last pass: two tokens if all its proposals were
-    # accepted, otherwise one.
-    runner = make_runner(args, draft, memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
-    runner.select = DraftSampler(draft_probs)
-    return replace(devices, draft=runner, draft_config=draft.config)
 
 
 def _with_max_model_len(sizes: Sizes, config: ModelConfig) -> Sizes:
@@ -279,7 +189,9 @@ def _transformed(
 def _refuse_large_adapters(slots: AdapterSlots, model: LanguageModel, args: EngineArgs) -> None:
     """Raises ValueError if there is no memory for all slots of this model."""
     device = next(model.parameters()).device
-    available = memory_of(device)[0] if device.type == "cuda" else available_memory()  # None: not reported
+    available = available_memory()  # of a CPU; None if the system does not report it
+    if device.type == "cuda":
+        available, _ = free_and_total_memory(device)
     needed = slots.num_bytes(model)
     if available is not None and needed > available:
         raise ValueError(

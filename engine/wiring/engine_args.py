@@ -43,8 +43,8 @@ def _option(
     """A dataclass field with the metadata of its flag.
 
     `topic` is the heading in `--help` under which the flag stands. `example` is a value as one types it on
-    the command line. `completions` are values that a shell offers; others are accepted, too. `extension` is
-    the letter of the extension without which the field is refused.
+    the command line. `completions` are values that a shell offers, which need not be all that are accepted.
+    `extension` is the letter of the extension that brings the field: without it, only `default` is accepted.
     """
     flag: dict[str, Any] = {"topic": topic, "help": help, "example": example, "completions": completions}
     return field(default=default, metadata=flag | {"extension": extension})
@@ -56,9 +56,9 @@ def _option(
 class EngineArgs:
     """The options of an engine. Each field's text below is its help.
 
-    None and "auto" choose a default by the model and the machine. vLLM's options that are no fields are
-    accepted with a value that asks for nothing (neutral_options.py). Raises ValueError if a value is refused:
-    the message names the field, the value and what is accepted. Raises TypeError for an unknown field.
+    None leaves an option off, or stands for the default that the option's help names; so does "auto". vLLM's
+    options that are no fields are accepted with a value that asks for nothing (neutral_options.py). Raises
+    TypeError for an unknown field, and ValueError, with the field's name, if a value is refused.
     """
 
     model: str | Path = _option(
@@ -263,7 +263,8 @@ def _check_value(spec: Field, value: Any) -> None:
         raise ValueError(f"{spec.name}={value!r}: accepted are {', '.join(map(str, accepted))}")
     may_be_none = type(None) in get_args(spec.type)
     if value is not None or not may_be_none:
-        if spec.type in (int, int | None) and spec.name != "seed" and not (_is_a(value, int) and value >= 1):
+        is_count = spec.type in (int, int | None) and spec.name != "seed"
+        if is_count and not (_is_a(value, int) and value >= 1):
             raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
         if spec.type in (float, float | None) and not _is_a(value, int | float):
             raise ValueError(f"{spec.name}={value!r}: a number is accepted")

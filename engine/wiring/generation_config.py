@@ -14,7 +14,7 @@ from engine.models.config import ModelConfig, eos_token_ids
 from engine.wiring.engine_args import MODELS_OWN, VLLMS_OWN, EngineArgs
 
 
-def recommended(args: EngineArgs) -> dict[str, Any]:
+def recommended_values(args: EngineArgs) -> dict[str, Any]:
     """name -> value of the sampling parameters that `args.generation_config` recommends; {} for "vllm", and
     for a model without the file. Raises ParameterError for a value out of range, CheckpointError if the file
     cannot be read.
@@ -26,11 +26,11 @@ def recommended(args: EngineArgs) -> dict[str, Any]:
     return recommended_params(read_json(path)) if path.exists() else {}
 
 
-def described(args: EngineArgs) -> str:
+def defaults_line(args: EngineArgs) -> str:
     """A line that a server prints at its start: the defaults of a request that gives no sampling parameters.
-    Raises as `recommended` does.
+    Raises as `recommended_values` does.
     """
-    values = recommended(args)
+    values = recommended_values(args)
     if not values:
         return "Sampling defaults: vLLM's own, temperature=1.0; generation_config.json gives no others"
     listed = ", ".join(f"{name}={value}" for name, value in values.items())

@@ -7,12 +7,10 @@ All prompts of a call run together, by continuous batching. `EngineArgs` has the
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
-
-from tqdm import tqdm
 
 from engine.cache.paged import PagedCache
 from engine.core.llm_engine import LLMEngine
@@ -24,11 +22,11 @@ from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import optional_module
-from engine.wiring.generation_config import recommended
+from engine.wiring.generation_config import recommended_values
 from engine.wiring.llm_absent import ABSENT
-from engine.wiring.llm_chat import ChatOptions, continuing, conversation_prompt
+from engine.wiring.llm_chat import ChatOptions, conversation_prompt, params_for_rest
 from engine.wiring.llm_metrics import Metric, read_metrics
-from engine.wiring.llm_progress import Progress
+from engine.wiring.llm_progress import Progress, UseTqdm
 from engine.wiring.llm_prompts import (
     Message,
     ParsedPrompt,
@@ -43,7 +41,6 @@ from engine.wiring.llm_tokenizer import ChatTokenizer, chat_template_of
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
-Bar = bool | Callable[..., tqdm]
 
 
 class LLM:
@@ -74,7 +71,7 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: Params = None,
-        use_tqdm: Bar = True,
+        use_tqdm: UseTqdm = True,
         *,
         priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
@@ -98,7 +95,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        use_tqdm: Bar = True,
+        use_tqdm: UseTqdm = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -130,11 +127,10 @@ class LLM:
         parsed = []
         for i, conversation in enumerate(conversations):
             params = params_of_each[i]
-            if continue_final_message and params and params.structured_outputs:
-                params_of_each[i] = continuing(params, conversation[-1]["content"])
-            truncate = params.truncate_prompt_tokens if params else None
+            if continue_final_message:
+                params_of_each[i] = params_for_rest(params, conversation[-1]["content"])
             parsed.append(
-                conversation_prompt(conversation, options, template, self.tokenizer, self.config, truncate)
+                conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
             )
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
@@ -174,7 +170,7 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         params: Any,
         lora_request: Adapters = None,
-        use_tqdm: Bar = False,
+        use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[Any]:
         """Search for the best continuations of each prompt. Returns one BeamSearchOutput per prompt, in
@@ -198,7 +194,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """End the processes of other ranks (tensor_parallel_size), if there are any, before this one ends.
-        Nothing can be generated after this.
+        Generate nothing after this.
         """
         self.engine.shutdown()
 
@@ -237,11 +233,11 @@ class LLM:
         """The parameters of generation_config.json (see `EngineArgs.generation_config`), or
         SamplingParams() if there are none.
         """
-        return SamplingParams(**recommended(self.args))
+        return SamplingParams(**recommended_values(self.args))
 
     def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
-        """Put each prompt's adapter into its options. The adapter is loaded when the request is queued.
-        Raises ParameterError if adapters are not enabled, or if their number is not that of the prompts.
+        """Put each prompt's adapter into its options. It is loaded when the request is queued. Raises
+        ParameterError if adapters are not enabled, or if their number is not that of the prompts.
         """
         loras = per_prompt("lora_request", lora_request, len(parsed), LoRARequest)
         if self.engine.adapters is None and any(loras):
@@ -250,7 +246,7 @@ class LLM:
             prompt.options["adapter"] = lora
 
     @rare_collections()
-    def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: Bar) -> list[RequestOutput]:
+    def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Run the requests until all have finished. Returns their outputs in the prompts' order."""
         params = self.get_default_sampling_params() if params is None else params
         params_of_each = per_prompt("sampling_params", params, len(parsed), SamplingParams)

@@ -37,11 +37,11 @@ def conversation_prompt(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     config: ModelConfig,
-    truncate: int | None,
+    params: SamplingParams | None,
 ) -> ParsedPrompt:
-    """The prompt of one conversation. `truncate`: keep at most this many tokens at its end; None: all.
+    """The prompt of one conversation, cut at its beginning if `params.truncate_prompt_tokens` says so.
 
-    Raises ParameterError if the template refuses the conversation, or if it is too long.
+    Raises ParameterError if the template refuses the conversation, or if the conversation is too long.
     """
     try:
         text, ids = chat_prompt(
@@ -52,7 +52,7 @@ def conversation_prompt(
             options.add_generation_prompt,
             options.continue_final_message,
             variables=options.chat_template_kwargs,
-            truncate=truncate,
+            truncate=params.truncate_prompt_tokens if params else None,
             tools=options.tools,
         )
     except ChatError as error:
@@ -60,11 +60,12 @@ def conversation_prompt(
     return ParsedPrompt(ids, text)
 
 
-def continuing(params: SamplingParams, beginning: str) -> SamplingParams:
-    """The parameters for the rest of a text that must fit, of which `beginning` is there. Raises
-    ParameterError if the beginning is too long.
+def params_for_rest(params: SamplingParams | None, beginning: str) -> SamplingParams | None:
+    """The parameters for the rest of a text that begins with `beginning`. What the output must fit, the whole
+    text must fit. Raises ParameterError if the beginning is too long for that.
     """
-    assert params.structured_outputs is not None
+    if params is None or params.structured_outputs is None:
+        return params
     try:
         structure = params.structured_outputs.behind(beginning)
     except StructureError as error:

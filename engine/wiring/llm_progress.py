@@ -8,13 +8,14 @@ from tqdm import tqdm
 
 from engine.decoding.outputs import RequestOutput
 
+UseTqdm = bool | Callable[..., tqdm]  # whether there is a bar, or a function that makes one
 REFRESH_SECONDS = 0.1  # between two drawings of the speed, because a step may be much shorter
 
 
 class Progress:
     """Counts the tokens of outputs as they come, and shows them in a bar."""
 
-    def __init__(self, total: int, use_tqdm: bool | Callable[..., tqdm] = True) -> None:
+    def __init__(self, total: int, use_tqdm: UseTqdm = True) -> None:
         """`total` is the number of prompts. With `use_tqdm=True` there is a bar if stderr is a terminal, with
         False there is none. A function, such as `partial(tqdm, leave=False)`, makes the bar. It is called
         with `total`, `desc`, `dynamic_ncols` and `unit`, which override its own.

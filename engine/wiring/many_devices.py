@@ -23,8 +23,9 @@ from engine.parallel.rank import ProcessRank
 from engine.parallel.shards import divide
 from engine.quantization.quantize import QuantizationConfig
 from engine.speculation.config import SpeculativeConfig
+from engine.wiring.compose_devices import Devices
 from engine.wiring.defaults import options_of, with_defaults
-from engine.wiring.devices import Devices, load_one_device
+from engine.wiring.devices import load_one_device
 from engine.wiring.engine_args import EngineArgs
 
 if TYPE_CHECKING:

@@ -20,19 +20,21 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.machine.version import ruvon_version
 from engine.models.checkpoint import CheckpointError
+from engine.wiring.compose_devices import Devices
 from engine.wiring.defaults import options_of
-from engine.wiring.devices import Devices, load_devices
+from engine.wiring.devices import load_devices
 from engine.wiring.engine_args import EngineArgs
 
-MAX_ABOUT = 2**20  # characters that are read of a recording's first line
-WATCHING = {"record", "trace", "otlp_traces_endpoint"}  # options that steps do not depend on
+MAX_HEADER_CHARACTERS = 2**20  # that are read of a recording's first line
+# Options of what watches an engine. Steps do not depend on them, and a file cannot ask for them.
+WATCHING = {"record", "trace", "otlp_traces_endpoint"}
 
 
-def about(args: EngineArgs) -> dict[str, Any]:
+def recording_header(args: EngineArgs) -> dict[str, Any]:
     """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
-    # Steps do not depend on them: another machine need not have these paths.
+    # Steps depend on none of these, and another machine need not have their paths.
     left_out = WATCHING | {"generation_config"}
     values = {name: value for name, value in options_of(args).items() if name not in left_out}
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
@@ -58,7 +60,7 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]
     # 3. The steps, line by line.
     write_adapter = partial(_write_adapter, devices)
     with open(path, encoding="utf-8", errors="replace") as file:
-        file.readline(MAX_ABOUT)  # skip the first line, which `args_of` has read
+        file.readline(MAX_HEADER_CHARACTERS)  # skip the first line, which `args_of` has read
         yield from run_again(file, runners, write_adapter)
 
 
@@ -84,10 +86,8 @@ def _load(args: EngineArgs) -> Devices:
     try:
         return load_devices(args)
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        first_line, *_ = str(error).splitlines() or [
-            type(error).__name__
-        ]  # a MemoryError may have no message
-        raise ValueError(f"line 1: {first_line}") from None
+        message = str(error) or type(error).__name__  # a MemoryError may have no message
+        raise ValueError(f"line 1: {message.splitlines()[0]}") from None
 
 
 def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_tokens: int | None) -> Bounds:
@@ -120,7 +120,7 @@ def args_of(path: str | Path) -> EngineArgs:
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            recorded_args = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
+            recorded_args = json.loads(file.readline(MAX_HEADER_CHARACTERS))["about"]["args"]
         names = {spec.name for spec in fields(EngineArgs)} - WATCHING
         values = {name: value for name, value in recorded_args.items() if name in names}
         Path(values["model"])  # raises KeyError or TypeError, caught below, if the model is not a path

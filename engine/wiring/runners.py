@@ -35,7 +35,7 @@ def make_runner(
     output layer, which only the rank that chooses tokens keeps.
     """
     if model.config.attention_extras:
-        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
+        return wiring_of("C").make_extras_runner(args, model, memory, sizes, max_new_tokens, in_flight)
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
     if not (runs_graphs(args) and isinstance(memory, PageMemory)):

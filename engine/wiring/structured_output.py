@@ -6,7 +6,7 @@ No module imports this one: engine/wiring/extensions.py finds it by its name.
 
 from engine.structured.capability import StructuredOutput
 from engine.structured.compiler import Compiler, StructuredOutputsConfig
-from engine.wiring.devices import Devices
+from engine.wiring.compose_devices import Devices
 from engine.wiring.extensions import Contribution
 from engine.wiring.generation_config import with_eos_tokens
 

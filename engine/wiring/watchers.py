@@ -24,7 +24,7 @@ class Watchers:
     def __init__(self, args: EngineArgs) -> None:
         """Raises ValueError if an option cannot be met."""
         endpoint = args.otlp_traces_endpoint
-        self._spans = None if endpoint is None else _spans(endpoint)
+        self._spans = None if endpoint is None else _open_spans(endpoint)
         self._file: TraceFile | None = None
         self._trace: Trace | None = None
         try:
@@ -59,8 +59,10 @@ class Watchers:
             self._spans = None
 
 
-def _spans(endpoint: str) -> "RequestSpans":
-    """Spans that go to `endpoint`. Raises ValueError if that is none, or if the extra is not installed."""
+def _open_spans(endpoint: str) -> "RequestSpans":
+    """Spans that go to `endpoint`. Raises ValueError if it is no collector's address, or if the extra `otel`
+    is not installed.
+    """
     try:
         from engine.telemetry.spans import open_spans
     except ModuleNotFoundError as error:

@@ -36,8 +36,7 @@ from engine.telemetry.history import percentile  # noqa: E402
 from engine.telemetry.metric_names import TTFT  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.telemetry.trace import Trace, open_trace  # noqa: E402
-from engine.telemetry.trace_report import figures as trace_figures  # noqa: E402
-from engine.telemetry.trace_report import read_trace  # noqa: E402
+from engine.telemetry.trace_report import read_trace, trace_figures  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from engine.client.trace_view import trace_view
 from engine.telemetry.trace_events import DEVICE, ENGINE, LAND, REQUESTS, SCHEDULE
-from engine.telemetry.trace_report import figures, read_trace
+from engine.telemetry.trace_report import read_trace, trace_figures
 
 
 def request(row: int, *slices: tuple, end: str | None = "length") -> list[dict]:
@@ -62,7 +62,7 @@ def whole(tmp_path) -> Path:
 
 
 def test_the_figures_of_a_small_trace_by_hand(whole):
-    found = figures(read_trace(whole))
+    found = trace_figures(read_trace(whole))
     assert found["requests"] == 3
     assert found["ended"] == {"abort": 1, "length": 1, "stop": 1}
     assert found["output_tokens"] == (1 + 1 + 3) + (1 + 1)
@@ -77,7 +77,7 @@ def test_the_figures_of_a_small_trace_by_hand(whole):
 
 
 def test_the_times_of_steps_are_shared_and_their_fill_is_against_the_budget(whole):
-    found = figures(read_trace(whole))["step"]
+    found = trace_figures(read_trace(whole))["step"]
     assert (found["p50"], found["p95"], found["count"], found["failed"]) == (2.5, 4.0, 4, 1)
     total = 3.5 + 2.5 + 1.5 + 4.0
     assert found["share_device"] == pytest.approx((2 + 1 + 0.5 + 2.5) / total)
@@ -91,7 +91,7 @@ def test_the_times_of_steps_are_shared_and_their_fill_is_against_the_budget(whol
 def test_steps_that_overlap_have_no_moment_twice(tmp_path):
     """The second is scheduled while the device computes the first (Part 13)."""
     events = [*step(1, (0, 100, 1000, 1200), 1, 1), *step(2, (300, 1000, 2000, 2200), 1, 1)]
-    found = figures(read_trace(write(tmp_path / "trace.json", events)))["step"]
+    found = trace_figures(read_trace(write(tmp_path / "trace.json", events)))["step"]
     assert (found["p50"], found["p95"]) == (1.0, 1.2), "the second from the first's end on"
     assert found["fill"] is None, "no budget, no share of it"
 
@@ -103,7 +103,7 @@ def test_a_step_that_lies_within_another_is_not_counted_twice(tmp_path):
         *step(2, (1000, 1100, 1500, 2000), 1, 1),
         *step(3, (3000, 3100, 10_500, 11_000), 1, 1),
     ]
-    found = figures(read_trace(write(tmp_path / "trace.json", events)))["step"]
+    found = trace_figures(read_trace(write(tmp_path / "trace.json", events)))["step"]
     assert (found["p50"], found["p95"]) == (1.0, 10.0), (
         "10 ms, nothing, and what the third has beyond the first"
     )
@@ -117,7 +117,7 @@ def test_a_trace_that_was_cut_off_anywhere_is_read(whole, tmp_path):
     cut = tmp_path / "cut.json"
     for length in range(begins, len(text), 5):
         cut.write_text(text[:length])
-        found = figures(read_trace(cut))
+        found = trace_figures(read_trace(cut))
         requests.add(found["requests"])
         assert trace_view(found).renderables, "and it can be shown"
     assert requests == {1, 2, 3}, "what is there is counted"
@@ -125,7 +125,7 @@ def test_a_trace_that_was_cut_off_anywhere_is_read(whole, tmp_path):
 
 def test_what_was_under_way_at_the_end_is_unfinished(tmp_path):
     events = request(1, ("waiting", 0, 10), end=None)
-    found = figures(read_trace(write(tmp_path / "cut.json", events, end="")))
+    found = trace_figures(read_trace(write(tmp_path / "cut.json", events, end="")))
     assert (found["requests"], found["ended"], found["end"]) == (1, {}, None)
     assert found["time_to_first_token"] is found["step"] is None
 
@@ -171,7 +171,9 @@ def test_the_view_says_the_figures_and_commands_no_terminal(tmp_path, capsys):
     reason = "\x1b[2Jwiped"
     last = EVENTS[-1] | {"args": {"reason": reason}}
     events = [*EVENTS[:-1], last, *request(4, ("waiting", 0, 1), end=reason)]
-    Console(width=100, highlight=False).print(trace_view(figures(read_trace(write(tmp_path / "t", events)))))
+    Console(width=100, highlight=False).print(
+        trace_view(trace_figures(read_trace(write(tmp_path / "t", events))))
+    )
     said = capsys.readouterr().out
     assert "\x1b" not in said
     words = ["4 requests", "7 output tokens", "time to first token", "5.00", "2 requests", "of the budget"]

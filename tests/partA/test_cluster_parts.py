@@ -219,8 +219,8 @@ def test_metrics_of_all_replicas_are_one_text(replica):
 
 
 def test_two_replicas_do_not_write_into_one_file(replica):
-    assert replica.own_file("logs/costs.csv", "abc") == "logs/costs-abc.csv"
-    assert replica.own_file(None, "abc") is None
+    assert replica.path_of_replica("logs/costs.csv", "abc") == "logs/costs-abc.csv"
+    assert replica.path_of_replica(None, "abc") is None
 
 
 # The fields of KubeRay's RayService that the manifest uses, and their kinds, by KubeRay's own types

@@ -106,7 +106,7 @@ def test_the_doctor_says_which_numbers_of_ranks_a_model_may_have(monkeypatch):
 
 def test_ranks_on_one_machine_divide_its_memory_among_them(monkeypatch):
     """A share of the machine's memory is all ranks' together, and not each one's."""
-    monkeypatch.setattr(compose_cache, "memory_of", lambda device: (2**20, 2**21))
+    monkeypatch.setattr(compose_cache, "free_and_total_memory", lambda device: (2**20, 2**21))
     parameter, config = torch.zeros(1), ModelConfig.from_pretrained("storyteller")
     sizes = compose_cache.Sizes(max_num_seqs=100, max_num_batched_tokens=100, max_model_len=512)
     for share, of_all in {0.25: 2**18, None: int(compose_cache.MEMORY_SHARE * 2**20)}.items():

@@ -10,6 +10,7 @@ from engine.decoding.structured import StructuredOutputsParams, StructureError
 from engine.server.answer_pieces import PlainText
 from engine.server.chat_tools import Tool
 from engine.server.reasoning import ThinkParser
+from engine.server.responses_answers import ResponseAnswer
 from engine.server.tool_schemas import schema_of_calls
 from engine.structured.costs import why_refused
 from engine.structured.regex import RegexError, parse
@@ -127,6 +128,7 @@ def test_a_response_tells_of_it_in_its_own_words(url):  # noqa: F811
     last = post(url, "/v1/responses", **body, stream=True).text.strip().split("\n")[-1]
     failed = json.loads(last.removeprefix("data: "))["response"]
     assert failed["error"]["code"] == "invalid_prompt"
+    ResponseAnswer.model_validate(failed)  # raises for a field or a value that /openapi.json does not have
 
 
 def test_a_number_beyond_the_last_character_is_refused():

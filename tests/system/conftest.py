@@ -6,7 +6,8 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.wiring import replay as wiring
-from engine.wiring.devices import Devices, load_devices
+from engine.wiring.compose_devices import Devices
+from engine.wiring.devices import load_devices
 from engine.wiring.replay import args_of
 from tests.part03.linears import packing_asks_no_stopwatch  # noqa: F401
 from tests.system.recordings import PROMPTS

@@ -130,7 +130,7 @@ def test_known_times_in_known_numbers_out():
     records.append(RequestRecord(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))
     records.append(RequestRecord(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
     measured = run_figures(records, 0.0, [], LatencyLimits(ttft=0.2), [50, 99])
-    found = bench_report.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
+    found = bench_report.vllm_figures(measured, ["ttft", "tpot", "itl"], [99])
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}
     assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)
@@ -142,7 +142,7 @@ def test_known_times_in_known_numbers_out():
     assert found["std_tpot_ms"] == pytest.approx(0, abs=1e-6)
     found |= {"max_concurrency": None, "request_rate": "inf"}
     found |= {"max_output_tokens_per_s": 9.0, "max_concurrent_requests": 4}
-    shown = bench_report.lines(found, ["ttft"], [99])
+    shown = bench_report.report_lines(found, ["ttft"], [99])
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: broken off: 1" in shown
     assert f"{'Output token throughput (tok/s):':<40} {2.0:<10.2f}" in shown

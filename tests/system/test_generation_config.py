@@ -11,8 +11,8 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.serving import Service, fingerprint
 from engine.demo.server import served
 from engine.models.checkpoint import CheckpointError, resolve
-from engine.wiring.generation_config import described, recommended
-from engine.wiring.replay import about
+from engine.wiring.generation_config import defaults_line, recommended_values
+from engine.wiring.replay import recording_header
 from tests.part04.serving import http, serve
 
 CONFIG = {"temperature": 0.7, "top_k": 1, "max_new_tokens": 33, "eos_token_id": [0, 16]}
@@ -110,7 +110,7 @@ def test_min_tokens_above_the_bound_is_refused(client):
 
 
 def test_vllm_means_none_of_the_defaults_but_the_models_ends(folder):
-    assert recommended(EngineArgs(model=folder, generation_config="vllm")) == {}
+    assert recommended_values(EngineArgs(model=folder, generation_config="vllm")) == {}
     with client_of(model=folder, generation_config="vllm") as client:
         texts = {asked(client, prompt=PROMPT, temperature=3, seed=seed)["text"] for seed in range(4)}
         choice = asked(client, prompt=PROMPT, temperature=0, max_tokens=33)
@@ -135,7 +135,7 @@ def test_no_such_folder_is_refused_saying_what_is_accepted(value):
 
 
 def test_a_recording_does_not_need_the_folder_again(folder):
-    assert "generation_config" not in about(EngineArgs(generation_config=folder))["args"]
+    assert "generation_config" not in recording_header(EngineArgs(generation_config=folder))["args"]
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1}, {"max_new_tokens": "5"}, {"top_p": 7}, "[", "[]"])
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(tmp_path, wrong):
     with pytest.raises(
         (ValueError, CheckpointError), match=r"temperature|max_tokens|top_p|generation_config"
     ):
-        recommended(EngineArgs(generation_config=tmp_path))
+        recommended_values(EngineArgs(generation_config=tmp_path))
 
 
 def test_the_start_says_which_defaults_there_are(folder, tmp_path):
@@ -157,7 +157,7 @@ def test_the_start_says_which_defaults_there_are(folder, tmp_path):
     )
     assert line in log.read_text()
     assert (card["max_model_len"], card["root"], card["parent"]) == (64, "storyteller", None)
-    assert "vLLM's own" in described(EngineArgs(model=folder, generation_config="vllm"))
+    assert "vLLM's own" in defaults_line(EngineArgs(model=folder, generation_config="vllm"))
 
 
 def test_the_fingerprint_changes_with_what_determines_an_answer(client, folder):

@@ -336,7 +336,8 @@ def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(s
 
 def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
     """Said so, and not as a number of bytes below 0."""
-    monkeypatch.setattr(engine.wiring.compose_cache, "memory_of", lambda device: (10 * 2**30, 100 * 2**30))
+    compose_cache = engine.wiring.compose_cache
+    monkeypatch.setattr(compose_cache, "free_and_total_memory", lambda device: (10 * 2**30, 100 * 2**30))
     parameter = SimpleNamespace(device=torch.device("cuda"), is_cuda=True, element_size=lambda: 2)
     config = ModelConfig.from_pretrained("storyteller-draft")
     for share, left in {0.5: 0, 0.95: 5 * 2**30}.items():

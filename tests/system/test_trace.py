@@ -19,7 +19,7 @@ from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.telemetry.trace_events import DEVICE
 from engine.wiring.compose import build_engine
 from engine.wiring.devices import load_devices
-from engine.wiring.replay import about
+from engine.wiring.replay import recording_header
 from tests.part06.fakes import ask
 from tests.part11.traces import counted, lives, names, num_output_tokens, read_cut_off, read_strictly, steps
 from tests.system.ready import ruvon
@@ -179,7 +179,7 @@ def test_a_trace_changes_no_token_and_is_in_no_recording(tmp_path):
     plain = LLM().generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].text
     traced = LLM(trace=tmp_path / "t.json").generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
     assert traced.text == plain
-    recorded = about(EngineArgs(trace="t.json", record="r.jsonl"))["args"]
+    recorded = recording_header(EngineArgs(trace="t.json", record="r.jsonl"))["args"]
     assert not {"trace", "record", "otlp_traces_endpoint"} & set(recorded), "no path of this machine in it"
 
 
