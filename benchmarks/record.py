@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Sequence
 from datetime import date
@@ -49,6 +50,18 @@ def record(
 def spread(values: Sequence[float]) -> str:
     """From the least to the most of several rounds, as tables show it."""
     return f"{cell_text(float(min(values)))} to {cell_text(float(max(values)))}"
+
+
+def middle(values: Sequence[float]) -> str:
+    """The median of several rounds, and from the least to the most of them, as a cell of a table."""
+    return f"{cell_text(float(statistics.median(values)))} ({spread(values)})"
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of several rounds, as records keep them."""
+    several = values if len(values) > 1 else [*values] * 2
+    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
+    return {"median": median, "first": first, "third": third}
 
 
 def read_record(name: str) -> dict[str, Any]:
