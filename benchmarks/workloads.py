@@ -4,20 +4,21 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from random import Random
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.part06_queue import Records
 from engine.cache.slots import SlotCache, SlotMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.machine.collector import rare_collections
 from engine.models.checkpoint import ZOO
-from engine.requests.listeners import Listener, Listeners, StepRecord
+from engine.requests.listeners import Listeners
 from engine.scheduling.scheduler import Scheduler
 from engine.text.tokenizer import Tokenizer
 
@@ -66,16 +67,6 @@ def fp32_twin(folder: Path) -> Path:
     return folder
 
 
-class Records(Listener):
-    """Keeps every step's record."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-
-    def on_step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-
 def run_engine(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
@@ -114,6 +105,23 @@ def rounds(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, lis
         for name, run in sides.items():
             seconds[name].append(run())
     return seconds
+
+
+def faster_threads(
+    sides: Collection[str], threads: Sequence[int], run: Callable[[str, int], float]
+) -> dict[str, int]:
+    """The number of torch threads with which each side is the fastest in one round; `run(side, threads)`
+    gives seconds.
+    """
+    seconds = {(side, n): run(side, n) for side in sides for n in threads}
+    return {side: min(threads, key=lambda n: seconds[side, n]) for side in sides}
+
+
+def ratios(seconds: dict[str, list[float]], to: str) -> dict[str, list[float]]:
+    """Of each side: its time over that of the side `to` in the same round."""
+    return {
+        name: [a / b for a, b in zip(values, seconds[to], strict=True)] for name, values in seconds.items()
+    }
 
 
 def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
