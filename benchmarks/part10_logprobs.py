@@ -21,10 +21,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.record import ROOT, record, whole_numbers
+from benchmarks.record import middle, record, show, whole_numbers
 from benchmarks.workloads import gpt2_like, interleaved
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
@@ -172,11 +170,7 @@ def main() -> None:
                 figures["step"][f"{key}_{requests}"] = {"ms": ms, "ratio": over}
                 inside = {side: bench.inside[side, requests] for side in SIDES if side != "cannot be asked"}
                 figures["scorer"][f"{key}_{requests}"] = {"ms_of_rounds": inside}
-                told = [
-                    f"{statistics.median(rounds):.2g} ({min(rounds):.2g} to {max(rounds):.2g})"
-                    for rounds in inside.values()
-                ]
-                scorers.append([name, requests, ms["nobody asks"], *told])
+                scorers.append([name, requests, ms["nobody asks"], *map(middle, inside.values())])
             # One slot, long enough for the prompt.
             bench.memory, bench.seats, bench.room = SlotMemory(bench.model.config, 1, LONG + 8), 1, LONG + 8
             sides = {str(n): partial(bench.prompt_seconds, n) for n in (None, 0, 5, 20)}
@@ -212,22 +206,9 @@ def main() -> None:
         "statistic": "processor time, median of steps, median of rounds", "sides": list(SIDES),
         "dtype": "float32",
     }  # fmt: skip
-    path = record(
-        "part10_logprobs", "What do log probabilities cost?", workload, figures,
-        {"step": step, "prompt": prompt, "scorer": scorer},
-    )  # fmt: skip
-    console = Console()
-    for title, content in (
-        ("A step, times that of one that cannot be asked", step),
-        ("Inside the scores", scorer),
-        ("A prompt", prompt),
-    ):
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(table)
-    console.print(figures["bytes_per_token"])
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    tables = {"step": step, "prompt": prompt, "scorer": scorer}
+    show(record("part10_logprobs", "What do log probabilities cost?", workload, figures, tables), tables)
+    print(figures["bytes_per_token"])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"  # committed
 OUT = ROOT / "out"  # not committed: what demos write
+DATA = Path(os.environ.get("RUVON_DATA", ROOT.parent / "shared" / "data"))  # texts that are not committed
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy", "ray")
 
 
@@ -82,6 +84,13 @@ def derive(
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def corpus(path: Path) -> str:
+    """The text of a file, such as those of DATA. Without it the program ends, and says what it needs."""
+    if not path.is_file():
+        sys.exit(f"needs the text {path.name}, and there is no {path}; RUVON_DATA names the folder of texts")
+    return path.read_text(encoding="utf-8")
 
 
 def whole_numbers(question: str, **defaults: int) -> argparse.Namespace:
