@@ -21,7 +21,7 @@ from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = [300] * 16
-TOKENS = 400
+TOKENS = 240
 WINDOW = 10  # steps
 
 

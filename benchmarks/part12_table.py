@@ -1,6 +1,6 @@
 """What does the block table cost by itself, and what does the reader in C gain?
 
-    python -m benchmarks.part12_table [--repeats 7] [--requests 128]       # on a quiet machine
+    python -m benchmarks.part12_table [--repeats 5] [--requests 128]       # on a quiet machine
 
 Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Between the first two sides the
 table alone differs, between the last two the reader alone: slots read by `Ragged`; pages read by `Ragged`;
@@ -56,7 +56,7 @@ def seconds(
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], repeats=7, requests=128)
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5, requests=128)
     assert page_reader.is_available(), "needs a C compiler: without one, two of the sides are the same"
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained("storyteller")

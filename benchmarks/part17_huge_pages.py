@@ -1,6 +1,6 @@
 """What do huge pages gain on a CPU? One request, with the weights on pages of 4 KiB and on huge ones.
 
-    python -m benchmarks.part17_huge_pages [--rounds 5] [--tokens 24]
+    python -m benchmarks.part17_huge_pages [--rounds 5] [--tokens 16]
 
 Part 3's loop, one thread, greedy, random weights in GPT-2 124M's shape in fp32, int8 and int8_dynamic, and
 storyteller's shape in fp32. Memory once on huge pages stays there: so each measurement is a process of its
@@ -31,7 +31,7 @@ SIDES = {
     "GPT-2 124M, int8_dynamic": ("GPT-2 124M", "int8_dynamic"),
 }
 PAGES = {"small": nullcontext, "huge": huge_pages}
-RUNS = 5
+RUNS = 3
 
 
 def one(folder: str, method: str, pages: str, tokens: str) -> None:
@@ -55,7 +55,7 @@ def measured(folder: Path, method: str, pages: str, tokens: int) -> float:
 
 
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=24)
+    args = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=16)
     times: dict[str, dict[str, list[float]]] = {side: {pages: [] for pages in PAGES} for side in SIDES}
     with tempfile.TemporaryDirectory() as name:
         folders = {shape: make(Path(name) / shape) for shape, make in SHAPES.items()}
