@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.part06_queue import Records
+from benchmarks.shapes import add_tokenizer
 from engine.cache.slots import SlotCache, SlotMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
@@ -39,15 +40,10 @@ def gpt2_like(folder: Path, layers: int, width: int, heads: int, vocab_size: int
 
     Its tokenizer is storyteller's, with tokens that no text has up to `vocab_size`.
     """
-    home = ZOO / "storyteller"
-    config = json.loads((home / "config.json").read_text())
+    config = json.loads((ZOO / "storyteller" / "config.json").read_text())
     config |= {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab_size}
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = json.loads((home / "tokenizer.json").read_text())
-    known = tokenizer["model"]["vocab"]
-    known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    shutil.copy(home / "tokenizer_config.json", folder)
+    add_tokenizer(folder, vocab_size)
     return folder
 
 
