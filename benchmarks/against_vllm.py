@@ -31,7 +31,7 @@ from benchmarks.against_vllm_served import served_race
 from benchmarks.against_vllm_settings import OURS, SETTINGS, THEIRS, Setting, vllm_versions
 from benchmarks.part08_against_others import gpt2_shape
 from benchmarks.processes import Racer
-from benchmarks.record import OUT, RESULTS, record, show
+from benchmarks.record import OUT, RESULTS, quartiles, record, show
 from benchmarks.shapes import llama_110m
 from benchmarks.workloads import Job
 from engine.models.checkpoint import ZOO
@@ -184,17 +184,11 @@ def offline_table(found: dict[str, Any]) -> dict[str, list]:
         theirs = statistics.median(one["tokens_per_second"][THEIRS])
         for engine in (OURS, THEIRS):
             rates = one["tokens_per_second"][engine]
-            middle = statistics.median(rates)
+            middle, first, third = quartiles(rates).values()
             same = f"{one['equal_ids']} of {one['requests']}"
-            rows.append([name, one["best"][engine], middle, *quartiles(rates), middle / theirs, same])
+            rows.append([name, one["best"][engine], middle, first, third, middle / theirs, same])
     columns = ["requests", "engine, at its best setting", "tokens/s", "lower quartile", "upper quartile"]
     return {"columns": [*columns, "× vLLM", "same ids"], "rows": rows}
-
-
-def quartiles(values: list[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    quarter = len(ordered) // 4
-    return ordered[quarter], ordered[-1 - quarter]
 
 
 def main() -> None:

@@ -24,18 +24,14 @@ from triton.testing import do_bench
 
 from benchmarks.part13_decode_attention import copy_bandwidth
 from benchmarks.part13_steps import CONTEXT, WINDOW, step_milliseconds
+from benchmarks.part20_qwen3 import greedy, timed
 from benchmarks.record import RESULTS, record
 from benchmarks.shapes import GPT2_XL, dummy_folder
-from engine.decoding.params import SamplingParams
 from engine.wiring.llm import LLM
 
 BATCHES = (1, 64, 256)
 SEED = 0
 PARTS = ("step", "one", "many", "prefill", "peers")
-
-
-def greedy(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
 def random_prompt(rng: random.Random, length: int) -> dict:
@@ -62,14 +58,6 @@ def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
         rows.append([batch, floor, ms, floor / ms, batch / ms * 1e3])
         print("step", *rows[-1], flush=True)
     return figures, rows
-
-
-def timed(llm: LLM, prompts: list[dict], lengths: list[int]) -> float:
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, [greedy(length) for length in lengths])
-    seconds = time.perf_counter() - start
-    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
-    return seconds
 
 
 def one(llm: LLM) -> dict:

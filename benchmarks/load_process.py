@@ -1,17 +1,26 @@
-"""What a server's process holds, seen from outside: memory, threads, files, and what its /metrics says.
+"""A server in a process of its own, for those who load it; and what its process holds, seen from outside:
+memory, threads, files, and what its /metrics says.
 
-Part 15. Linux only: /proc tells. A server that has come to rest holds what it held before.
+Linux only: /proc tells what it holds. A server that has come to rest holds what it held before.
 """
 
+import asyncio
+import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
+import torch
+import uvicorn
+from fastapi import FastAPI
 
+HOST = "127.0.0.1"
 POOL = min(32, (os.cpu_count() or 1) + 4)  # as concurrent.futures has it
 IDLE = ("running", "waiting", "admitted_sequences", "admitted_tokens")
 GAUGES = {
@@ -21,6 +30,39 @@ GAUGES = {
     "admitted_sequences": "ruvon:admitted_sequences",  # where there is an admission
     "admitted_tokens": "ruvon:admitted_tokens",
 }
+
+
+def serve(pipe: Connection, make_app: Callable[[], FastAPI]) -> None:
+    """The server's process, on one torch thread: says its port, and serves until it is terminated."""
+    torch.set_num_threads(1)
+    server = uvicorn.Server(uvicorn.Config(make_app(), host=HOST, port=0, log_level="warning"))
+
+    async def run() -> None:
+        running = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        pipe.send(server.servers[0].sockets[0].getsockname()[1])
+        await running
+
+    asyncio.run(run())
+
+
+@contextmanager
+def server_process(make_app: Callable[[], FastAPI]) -> Iterator[str]:
+    """The address of a server in a process of its own, which makes its app and ends with the block.
+
+    Raises EOFError if it ends before it serves.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipe, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, make_app), daemon=True)
+    process.start()
+    there.close()  # so that `recv` ends if the process does
+    try:
+        yield f"http://{HOST}:{pipe.recv()}"
+    finally:
+        process.terminate()
+        process.join()
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,13 @@ import regex
 import tokenizers
 import torch
 
-from benchmarks.record import ROOT, record, show
+from benchmarks.record import DATA, corpus, middle, quartiles, record, show
 from engine.models.checkpoint import read_json, resolve
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import GPT2_PATTERN
 
 Sides = dict[str, Callable[[str], list[int]]]
 MODEL = "storyteller"
-DATA = ROOT.parent / "shared" / "data"
 RESCAN, HEAP, CACHE = "rescan after every merge", "heap", "heap + word cache (the engine)"
 OFFSETS, RUST = "tokenizers (Rust), ids and places in the text", "tokenizers (Rust), ids only"
 LETTERS = "etaoinshrdlu"
@@ -67,8 +66,8 @@ def sides() -> Sides:
     }
 
 
-def seconds(text: str, names: list[str], repeats: int) -> tuple[dict[str, float], int]:
-    """Each side's median seconds on `text`, and its length in tokens. The sides take turns and must agree."""
+def seconds(text: str, names: list[str], repeats: int) -> tuple[dict[str, list[float]], int]:
+    """Each side's seconds by round, and the text's length in tokens. The sides take turns and must agree."""
     taken: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(repeats):
         fresh = sides()
@@ -78,7 +77,7 @@ def seconds(text: str, names: list[str], repeats: int) -> tuple[dict[str, float]
             answers.append(fresh[name](text))
             taken[name].append(time.perf_counter() - start)
         assert all(ids == answers[0] for ids in answers), "the sides disagree"
-    return {name: statistics.median(times) for name, times in taken.items()}, len(answers[0])
+    return taken, len(answers[0])
 
 
 def measure_text(text: str, repeats: int) -> tuple[dict, dict]:
@@ -88,15 +87,23 @@ def measure_text(text: str, repeats: int) -> tuple[dict, dict]:
     names = [RESCAN, HEAP, CACHE, OFFSETS, RUST]
     (taken, tokens), (taken_unrepeated, _) = (seconds(t, names, repeats) for t in (text, unrepeated))
     megabytes = len(text.encode()) / 1e6
-    speed = {name: megabytes / t for name, t in taken.items()}
-    speed_unrepeated = {name: len(unrepeated) / 1e6 / t for name, t in taken_unrepeated.items()}
+    speeds = {name: [megabytes / t for t in times] for name, times in taken.items()}
+    speeds_unrepeated = {
+        name: [len(unrepeated) / 1e6 / t for t in times] for name, times in taken_unrepeated.items()
+    }
+    speed, speed_unrepeated = (
+        {name: statistics.median(of[name]) for name in names} for of in (speeds, speeds_unrepeated)
+    )
     table = {
         "columns": ["side", "stories, MB/s", "against rescanning", "random words, MB/s"],
         "rows": [
-            [name, speed[name], f"{speed[name] / speed[RESCAN]:.1f} ×", speed_unrepeated[name]]
+            [
+                name, middle(speeds[name]), f"{speed[name] / speed[RESCAN]:.1f} ×",
+                middle(speeds_unrepeated[name]),
+            ]
             for name in names
         ],
-    }
+    }  # fmt: skip
     words = regex.findall(GPT2_PATTERN, text)
     return table, {
         "megabytes": megabytes,
@@ -104,6 +111,7 @@ def measure_text(text: str, repeats: int) -> tuple[dict, dict]:
         "bytes_per_token": megabytes * 1e6 / tokens,
         "words": len(words),
         "distinct_words": len(set(words)),
+        "rounds_mb_per_s": {name: quartiles(of) for name, of in speeds.items()},
         "rescan_mb_per_s": speed[RESCAN],
         "engine_mb_per_s": speed[CACHE],
         "heap_over_rescan": speed[HEAP] / speed[RESCAN],
@@ -128,7 +136,8 @@ def measure_long_word(text: str, repeats: int) -> tuple[dict, dict]:
     letters = "".join(char for char in text if char.isascii() and char.isalpha())
     rows = []
     for length in WORD_LENGTHS:
-        taken, _ = seconds(letters[:length], [RESCAN, HEAP, RUST], repeats)
+        by_round, _ = seconds(letters[:length], [RESCAN, HEAP, RUST], repeats)
+        taken = {name: statistics.median(times) for name, times in by_round.items()}
         milliseconds = [taken[name] * 1e3 for name in (RESCAN, HEAP, RUST)]
         rows.append([length, *milliseconds, f"{taken[RESCAN] / taken[HEAP]:.0f} ×"])
     columns = ["letters in the word", "rescan, ms", "heap, ms", "tokenizers, ms", "rescan / heap"]
@@ -150,14 +159,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for path in (arguments.text, arguments.learned_from):
-        if not path.is_file():
-            parser.error(f"no text at {path}; name one with --text or --learned-from")
-    text = arguments.text.read_text(encoding="utf-8")
+    text, learned_from = corpus(arguments.text), corpus(arguments.learned_from)
 
     speed, text_figures = measure_text(text, arguments.repeats)
     long_word, long_word_figures = measure_long_word(text, arguments.repeats)
-    dictionary_figures = measure_dictionary(text, arguments.learned_from.read_text(encoding="utf-8"))
+    dictionary_figures = measure_dictionary(text, learned_from)
     path = record(
         "part01_tokenizer",
         question="How fast does the tokenizer read text, and what did each idea buy?",

@@ -21,7 +21,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.record import record, show, spread
+from benchmarks.record import quartiles, record, show, spread
 from engine.attention.dense import causal
 from engine.decoding.greedy import Forward, FullForward, generate
 from engine.decoding.params import SamplingParams
@@ -30,9 +30,9 @@ from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
-STEP_ROUNDS = 15
+STEP_ROUNDS = 9
 PROMPT = "Once upon a time"
-LENGTHS = (64, *range(100, 1001, 50))  # tokens in the sequence when one more is asked for
+LENGTHS = (64, *range(100, 1001, 100))  # tokens in the sequence when one more is asked for
 BASE, MIDDLE, LONGEST = 100, 500, 1000  # of them, those the figures name
 NAMED = {"base": BASE, "middle": MIDDLE, "longest": LONGEST}
 ALL_ROWS, LAST_ROW = "this loop, logits for every row", "this loop (FullForward)"
@@ -109,9 +109,17 @@ def measure_growth(model: nn.Module) -> dict[str, list]:
     rows = []
     for length, times in taken.items():
         whole, attention = min(times)  # one run, so that its parts add up
-        rows.append([length, whole, attention, whole - attention, f"{attention / whole:.0%}"])
+        in_rounds = spread([ms for ms, _ in times])
+        rows.append([length, whole, attention, whole - attention, f"{attention / whole:.0%}", in_rounds])
     return {
-        "columns": ["tokens so far", "ms per token", "attention", "all else", "attention's share"],
+        "columns": [
+            "tokens so far",
+            "ms per token",
+            "attention",
+            "all else",
+            "attention's share",
+            "in rounds",
+        ],
         "rows": rows,
     }
 
@@ -154,15 +162,23 @@ def main() -> None:
 
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     story = {
-        "columns": ["new tokens", "tokens computed", "of them computed before", "seconds", "tokens/s"],
+        "columns": [
+            "new tokens",
+            "tokens computed",
+            "of them computed before",
+            "seconds",
+            "tokens/s",
+            "seconds in rounds",
+        ],
         "rows": [],
     }
     for count in (tokens // 4, tokens // 2, tokens, 2 * tokens):
         computed = sum(len(prompt) + i for i in range(count))  # every step runs the whole sequence
         needed = len(prompt) + count - 1  # each token once; the last one is never fed back
-        taken = statistics.median(moments[count - 1] for moments in long_runs)
+        times = [moments[count - 1] for moments in long_runs]
+        taken = statistics.median(times)
         share = f"{(computed - needed) / computed:.1%}"
-        story["rows"].append([count, computed, share, taken, count / taken])
+        story["rows"].append([count, computed, share, taken, count / taken, spread(times)])
     compared = {
         "columns": ["side", "seconds", "in rounds", "tokens/s", "speed against this loop"],
         "rows": [
@@ -184,6 +200,7 @@ def main() -> None:
             part: steps[LONGEST][i] / steps[BASE][i]
             for i, part in enumerate(("all", "attention", "all_else"))
         },
+        "rounds_seconds": {name: quartiles(times) for name, times in seconds.items()},
         "new_tokens": tokens,
         "tokens_computed": in_comparison[1],
         "tokens_needed": len(prompt) + tokens - 1,

@@ -182,7 +182,7 @@ def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
         "--no-compile", action="store_true", help="leave torch.compile out (it takes half a minute)"

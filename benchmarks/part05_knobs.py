@@ -1,6 +1,6 @@
 """What do the knobs do: how many tokens stay possible, how much repeats itself, how many words exist nowhere?
 
-    python -m benchmarks.part05_knobs [--stories 6] [--words ../shared/data/stories_train.txt]
+    python -m benchmarks.part05_knobs [--stories 6] [--words FILE]
 
 `kept`: the tokens that each fence leaves, at two temperatures, after a text whose next word is all but
 certain and after one where many would do. `text`: every setting tells the same number of stories, each
@@ -14,10 +14,8 @@ import re
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import DATA, corpus, record, show
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
@@ -27,7 +25,6 @@ from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
-WORDS = ROOT.parent / "shared" / "data" / "stories_train.txt"
 TOKENS = 120
 RUN = 4  # words
 PROMPTS = (
@@ -92,10 +89,12 @@ def tell(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, params: Samp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stories", type=int, default=6, help="per prompt and setting; seeds 0, 1, ...")
-    parser.add_argument("--words", type=Path, default=WORDS, help="the text whose words count as words")
+    parser.add_argument(
+        "--words", type=Path, default=DATA / "stories_train.txt", help="the text whose words count as words"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known = set(words_of(arguments.words.read_text()))
+    known = set(words_of(corpus(arguments.words)))
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL)
 
     kept_figures, kept_rows = kept(model, tokenizer)
@@ -122,16 +121,12 @@ def main() -> None:
         "model": MODEL, "prompts": PROMPTS, "tokens": TOKENS, "stories": arguments.stories,
         "known_words": len(known),
     }  # fmt: skip
+    tables = {"kept": left, "text": text}
     path = record(
         "part05_knobs", "What do the knobs do to the next token, and to the text?", workload, figures,
-        {"kept": left, "text": text},
+        tables,
     )  # fmt: skip
-    for content in (left, text):
-        table = Table(*content["columns"])
-        for row in content["rows"]:
-            table.add_row(*map(str, row))
-        Console().print(table)
-    Console().print(f"Written to {path.relative_to(ROOT)}")
+    show(path, tables)
 
 
 if __name__ == "__main__":

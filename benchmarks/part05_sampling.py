@@ -26,7 +26,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import distribution, sample
@@ -95,8 +95,8 @@ def theirs_row_by_row(setting: dict, logits: Tensor) -> Callable[[], Tensor]:
 
 
 @torch.inference_mode()
-def measure(V: int, R: int, repeats: int) -> dict[str, float]:
-    """Median microseconds per row, by side."""
+def measure(V: int, R: int, repeats: int) -> dict[str, list[float]]:
+    """Microseconds per row of each round, by side."""
     logits = torch.randn(R, V, generator=torch.Generator().manual_seed(0)) * 3  # [R, V]
     expected = warpers(SETTINGS[KNOBS])(torch.zeros(R, 80, dtype=torch.long), logits).softmax(-1)
     difference = (distribution(logits, rows_of(SETTINGS[KNOBS], R, V)) - expected).abs().max()
@@ -111,11 +111,11 @@ def measure(V: int, R: int, repeats: int) -> dict[str, float]:
             choose()
             if turn:  # the first is a warm-up
                 taken[name].append((time.perf_counter() - start) * 1e6 / R)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
 
 
-def measure_sort(V: int, repeats: int) -> dict[str, float]:
-    """Median microseconds to order one row."""
+def measure_sort(V: int, repeats: int) -> dict[str, list[float]]:
+    """Microseconds to order one row, of each round."""
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(0)) * 3  # [1, V]
     sides = {
         "torch.sort": lambda: logits.sort(dim=-1),
@@ -129,11 +129,11 @@ def measure_sort(V: int, repeats: int) -> dict[str, float]:
             start = time.perf_counter()
             order()
             taken[name].append((time.perf_counter() - start) * 1e6)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
 
 
-def forward_us(repeats: int) -> float:
-    """Median microseconds of one decoding step of storyteller, packed, after 64 tokens."""
+def forward_us(repeats: int) -> list[float]:
+    """Microseconds of each of so many decoding steps of storyteller, packed, after 64 tokens."""
     forward = CachedForward(load_model("storyteller", transform=pack_linears))
     ids, taken = [5] * 64, []
     forward(ids)
@@ -142,28 +142,40 @@ def forward_us(repeats: int) -> float:
         start = time.perf_counter()
         forward(ids)
         taken.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(taken)
+    return taken
+
+
+def medians(taken: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(times) for name, times in taken.items()}
 
 
 def main() -> None:
     arguments = whole_numbers(__doc__.splitlines()[0], repeats=15, threads=1)
     torch.set_num_threads(arguments.threads)
 
-    measured = {(V, R): measure(V, R, arguments.repeats) for V in VOCABULARIES for R in BATCHES}
+    taken = {(V, R): measure(V, R, arguments.repeats) for V in VOCABULARIES for R in BATCHES}
+    measured = {size: medians(by_side) for size, by_side in taken.items()}
     names = [*SETTINGS, HF, HF_ROWS]
     cost = {
         "columns": ["V", "R", *(f"{name}, µs" for name in names)],
-        "rows": [[V, R, *(us[name] for name in names)] for (V, R), us in measured.items()],
+        "rows": [[V, R, *(middle(us[name]) for name in names)] for (V, R), us in taken.items()],
     }
-    forward, small = forward_us(max(30, arguments.repeats)), measured[VOCABULARIES[0], 1]
+    passes, small = forward_us(max(30, arguments.repeats)), measured[VOCABULARIES[0], 1]
+    forward, of_one_row = statistics.median(passes), taken[VOCABULARIES[0], 1]
     step = {
         "columns": ["choice", "µs for one token", "share of forward + choice"],
-        "rows": [[name, small[name], f"{small[name] / (forward + small[name]):.1%}"] for name in SETTINGS],
+        "rows": [
+            [name, middle(of_one_row[name]), f"{small[name] / (forward + small[name]):.1%}"]
+            for name in SETTINGS
+        ],
     }
-    orders = {V: measure_sort(V, arguments.repeats) for V in VOCABULARIES}
+    in_order = {V: measure_sort(V, arguments.repeats) for V in VOCABULARIES}
+    orders = {V: medians(by_way) for V, by_way in in_order.items()}
     sort = {
         "columns": ["for one row", *(f"V = {V:,}, µs" for V in VOCABULARIES)],
-        "rows": [[name, *(orders[V][name] for V in VOCABULARIES)] for name in orders[VOCABULARIES[0]]],
+        "rows": [
+            [name, *(middle(in_order[V][name]) for V in VOCABULARIES)] for name in orders[VOCABULARIES[0]]
+        ],
     }
     many, large = measured[VOCABULARIES[0], BATCHES[-1]], measured[VOCABULARIES[1], BATCHES[-1]]
     figures = {
@@ -180,6 +192,10 @@ def main() -> None:
         "one_row_us": {KEYS[name]: us for name, us in small.items()},
         "many_rows_us": {KEYS[name]: us for name, us in many.items()},
         "many_rows_large_us": {KEYS[name]: us for name, us in large.items()},
+        "rounds": {
+            "forward_us": quartiles(passes),
+            "one_row_us": {KEYS[name]: quartiles(us) for name, us in of_one_row.items()},
+        },
     }
     workload = {
         "logits": "normal, scale 3", "settings": SETTINGS, "tokens_so_far": 80, "dtype": "float32",

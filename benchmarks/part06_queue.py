@@ -4,10 +4,9 @@
 
 The same request four ways, in turns: Part 3's loop, the engine stepped by hand, and both behind an event loop
 (Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; a queue of
-eight. Times per token are medians over all tokens.
+eight. Times per token are medians over the tokens of a round, and then over rounds.
 """
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -16,9 +15,8 @@ from itertools import pairwise
 
 import torch
 from rich import print
-from rich.table import Table
 
-from benchmarks.record import record
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.cache.buffer import BufferCache, BufferMemory
 from engine.cache.single import CachedForward
 from engine.core.engine_thread import EngineThread
@@ -130,9 +128,7 @@ def timeline(engine: LLMEngine, diary: Diary, leave: dict[int, str]) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
+    repeats = whole_numbers(__doc__.splitlines()[0], repeats=9).repeats
     torch.set_num_threads(1)
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
     config = model.config
@@ -159,16 +155,16 @@ def main() -> None:
             LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS)),
             ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS)),
         }
-        found_ms: dict[str, list[float]] = {name: [] for name in sides}
+        found_ms: dict[str, list[float]] = {name: [] for name in sides}  # per token, of each round
         for repeat in range(1 + repeats):
             for name, side in sides.items():
                 found = gaps(side())
                 if repeat:  # the first one warms up
-                    found_ms[name] += found
+                    found_ms[name].append(statistics.median(found))
     finally:
         threaded.stop()
     decode = [step for step in records.steps if step.tokens_computed == (1,)]
-    queues = [run(engine, QUEUE, SHORT) for _ in range(max(3, repeats // 3))]
+    queues = [run(engine, QUEUE, SHORT) for _ in range(repeats)]
 
     # A model that takes no time: what is left of a step is the engine's own work.
     no_model = ReadyMade(torch.zeros(1, config.vocab_size))
@@ -191,8 +187,7 @@ def main() -> None:
         "rest": statistics.median(s.end - s.start - s.schedule_seconds - s.execute_seconds for s in decode)
         * 1e6,
     }
-    first = [statistics.median(queue[i][0] for queue in queues) * 1e3 for i in range(QUEUE)]
-    last = [statistics.median(queue[i][-1] for queue in queues) * 1e3 for i in range(QUEUE)]
+    first, last = ([[queue[i][at] * 1e3 for queue in queues] for i in range(QUEUE)] for at in (0, -1))
     figures = {
         "ms_per_token": per_token,
         "engine_adds_us": (per_token[ENGINE] - per_token[LOOP]) * 1e3,
@@ -203,31 +198,29 @@ def main() -> None:
         "bookkeeping_us": step_us["schedule"] + step_us["rest"],
         "bookkeeping_share": 1 - step_us["execute"] / sum(step_us.values()),
         "step_without_model_us": statistics.median(s.end - s.start for s in bare.steps) * 1e6,
-        "queue_first_ms": first,
-        "queue_last_ms": last,
+        "queue_first_ms": list(map(statistics.median, first)),
+        "queue_last_ms": list(map(statistics.median, last)),
+        "rounds": {
+            "ms_per_token": {name: quartiles(ms) for name, ms in found_ms.items()},
+            "queue_first_ms": list(map(quartiles, first)),
+            "queue_last_ms": list(map(quartiles, last)),
+        },
         "timeline": scenes,
     }
     cost = {
         "columns": ["way", "ms per token", "× Part 3's loop"],
-        "rows": [[name, ms, ms / per_token[LOOP]] for name, ms in per_token.items()],
+        "rows": [[name, middle(found_ms[name]), ms / per_token[LOOP]] for name, ms in per_token.items()],
     }
     queue = {
         "columns": ["place in the queue", "steps before its first", "first word, ms", "last word, ms"],
-        "rows": [[i + 1, i * SHORT, first[i], last[i]] for i in (0, 1, 3, 7)],
+        "rows": [[i + 1, i * SHORT, middle(first[i]), middle(last[i])] for i in (0, 1, 3, 7)],
     }
     tables = {"cost": cost, "queue": queue}
-    titles = (f"one request, {TOKENS} tokens",
-              f"{QUEUE} requests of {SHORT} tokens, first in, first out")  # fmt: skip
-    for title, table in zip(titles, tables.values(), strict=True):
-        shown = Table(*table["columns"], title=title)
-        for row in table["rows"]:
-            shown.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
-        print(shown)
     print(f"a decode step, µs: { ({k: round(v) for k, v in step_us.items()}) }")
     question = "What does the engine cost beside Part 3's loop, and what does a queue do to those who wait?"
     workload = {"model": MODEL, "prompt": PROMPT, "new_tokens": TOKENS, "short": SHORT, "queue": QUEUE,
                 "repeats": repeats}  # fmt: skip
-    print(record("part06_queue", question, workload, figures, tables))
+    show(record("part06_queue", question, workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,10 @@ from pathlib import Path
 from random import Random
 
 import torch
-from rich import print
-from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import record, whole_numbers
-from benchmarks.workloads import gpt2_like, interleaved, jobs, run_engine
+from benchmarks.record import middle, quartiles, record, show, spread, whole_numbers
+from benchmarks.workloads import gpt2_like, jobs, rounds, run_engine
 from engine.attention.interface import Attend
 from engine.cache.slots import SlotCache, SlotMemory
 from engine.layers.packed_linear import pack_linears
@@ -174,18 +172,27 @@ def split(name: str, repeats: int) -> dict:
     load = partial(load_model, where, load_format="dummy" if shape else "auto")
     names = linear_names(plain := load())
     weights = sum(plain.get_submodule(layer).weight.numel() for layer in names)
-    found: dict[str, list[float]] = {part: [] for part in ("step", "linear", "attention", "rest")}
-    for crowd in CROWDS:
-        model = load(transform=lambda model, rows=crowd: pack_linears(through_half(model), rows))
-        runs = [decode_step_ms(model, names, tokenizer, crowd) for _ in range(repeats)]
-        found["step"].append(min(run["step"] for run in runs))
+    found: dict[str, list] = {part: [] for part in ("step", "linear", "attention", "rest", "step_rounds")}
+    models = {
+        crowd: load(transform=lambda model, rows=crowd: pack_linears(through_half(model), rows))
+        for crowd in CROWDS
+    }
+    taken: dict[int, list[dict[str, float]]] = {crowd: [] for crowd in CROWDS}
+    for _ in range(repeats):
+        for crowd, model in models.items():
+            taken[crowd].append(decode_step_ms(model, names, tokenizer, crowd))
+    for runs in taken.values():
+        steps = [run["step"] for run in runs]
+        found["step"].append(min(steps))
+        found["step_rounds"].append({**quartiles(steps), "spread": spread(steps)})
         quickest = min(runs, key=lambda run: run["linear"] + run["attention"] + run["rest"])
         for part in ("linear", "attention", "rest"):
             found[part].append(quickest[part])
     folder.cleanup()
     step_5 = found["step"][CROWDS.index(WIDTH)]
     return {
-        **{f"{part}_ms": values for part, values in found.items()},
+        **{f"{part}_ms": found[part] for part in ("step", "linear", "attention", "rest")},
+        "step_rounds_ms": found["step_rounds"],
         "weights": weights,
         "megabytes": weights * 2 / 1e6,
         "bare_read_ms": bare_read_ms(weights * 2),
@@ -197,25 +204,29 @@ def split(name: str, repeats: int) -> dict:
 
 
 @torch.inference_mode()
-def linear_us_per_row(repeats: int) -> list[float]:
-    """All of storyteller's linear layers on so many rows: microseconds for each row."""
+def linear_us_per_row(repeats: int) -> dict[int, list[float]]:
+    """All of storyteller's linear layers on so many rows: microseconds for each row, the quickest of five
+    passes in each round.
+    """
     plain = load_model(MODEL)
-    names, found = linear_names(plain), []
-    for rows in ROWS:
+    names = linear_names(plain)
+
+    def quickest(rows: int) -> float:
         layers = [packed_for(rows).get_submodule(name) for name in names]
         inputs = [torch.ones(rows, plain.get_submodule(name).in_features) for name in names]
         passes = []
-        for _ in range(5 * repeats):
+        for _ in range(5):
             start = time.perf_counter()
             for layer, x in zip(layers, inputs, strict=True):
                 layer(x)
             passes.append(time.perf_counter() - start)
-        found.append(min(passes) / rows * 1e6)
-    return found
+        return min(passes) / rows * 1e6
+
+    return rounds({rows: partial(quickest, rows) for rows in ROWS}, repeats)
 
 
-def prefill_race(repeats: int) -> dict[str, dict[str, float]]:
-    """Thirty prompts of 8 to 128 tokens: passes, tokens and time, for three ways to read them."""
+def prefill_race(repeats: int) -> dict[str, dict]:
+    """Thirty prompts of 8 to 128 tokens: passes, tokens and ms by round, for three ways to read them."""
     model = packed_for(64)  # prompts are many rows, whichever way they come
     prompts = [prompt for prompt, _ in jobs(30, model.config.vocab_size)]
     fives = in_batches(prompts, WIDTH)
@@ -226,14 +237,15 @@ def prefill_race(repeats: int) -> dict[str, dict[str, float]]:
         start = time.perf_counter()
         for batch in batches:
             run_prefill(model, batch)
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) * 1e3
 
-    seconds = interleaved({name: partial(read, batches) for name, batches in ways.items()}, repeats)
+    taken = rounds({name: partial(read, batches) for name, batches in ways.items()}, repeats)
     return {
         name: {
             "passes": len(batches),
             "tokens": sum(len(p) for batch in batches for p in batch),
-            "ms": seconds[name] * 1e3,
+            "ms": statistics.median(taken[name]),
+            "rounds_ms": taken[name],
         }
         for name, batches in ways.items()
     }
@@ -282,17 +294,21 @@ def main() -> None:
                 statistics.mean(finished.values()) for _, finished, _ in runs[name]
             ),
         }
+        in_rounds = [seconds for seconds, _, _ in runs[name]]
+        found["rounds_seconds"] = quartiles(in_rounds)
         found["step_ms"] = found["seconds"] / found["steps"] * 1e3
         found["tokens_per_second"] = WIDTH * TOKENS / found["seconds"]
-        rows.append([name, found["steps"], found["step_ms"], found["seconds"], found["tokens_per_second"]])
+        rows.append([name, found["steps"], found["step_ms"], middle(in_rounds), found["tokens_per_second"]])
     figures["times_series"] = figures["series"]["seconds"] / figures["batch"]["seconds"]
     figures["step_costs"] = figures["batch"]["step_ms"] / figures["series"]["step_ms"]
+    linear = linear_us_per_row(options.repeats)
 
     figures |= {
         "crowds": list(CROWDS),
-        "split": {name: split(name, 2) for name in SHAPES},
+        "split": {name: split(name, min(5, options.repeats)) for name in SHAPES},
         "linear_rows": list(ROWS),
-        "linear_us_per_row": linear_us_per_row(options.repeats),
+        "linear_us_per_row": [min(us) for us in linear.values()],
+        "linear_us_per_row_rounds": [quartiles(us) for us in linear.values()],
         "prefill": prefill_race(options.repeats),
         "waste": waste(),
     }
@@ -305,19 +321,32 @@ def main() -> None:
             "rows": rows,
         },
         "crowd": {
-            "columns": ["sequences in a step", *(f"{title}, ms" for title, _ in SHAPES.values())],
+            "columns": [
+                "sequences in a step",
+                *(column for title, _ in SHAPES.values() for column in (f"{title}, ms", "in rounds")),
+            ],
             "rows": [
-                [crowd, *(figures["split"][name]["step_ms"][i] for name in SHAPES)]
+                [
+                    crowd,
+                    *(
+                        cell
+                        for split_of in figures["split"].values()
+                        for cell in (split_of["step_ms"][i], split_of["step_rounds_ms"][i]["spread"])
+                    ),
+                ]
                 for i, crowd in enumerate(CROWDS)
             ],
         },
         "rows": {
             "columns": ["rows", "linear layers, µs per row"],
-            "rows": [list(row) for row in zip(ROWS, figures["linear_us_per_row"], strict=True)],
+            "rows": [[count, middle(us)] for count, us in linear.items()],
         },
         "prefill": {
             "columns": ["30 prompts read", "forward passes", "tokens computed", "ms"],
-            "rows": [[WAYS[way], *found.values()] for way, found in read.items()],
+            "rows": [
+                [WAYS[way], found["passes"], found["tokens"], middle(found["rounds_ms"])]
+                for way, found in read.items()
+            ],
         },
         "waste": {
             "columns": ["requests per batch", "of the prompt tokens, padding", "of the places, empty"],
@@ -327,11 +356,6 @@ def main() -> None:
             ],
         },
     }
-    for title, table in tables.items():
-        shown = Table(*table["columns"], title=title)
-        for row in table["rows"]:
-            shown.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
-        print(shown)
     print(f"together: {figures['times_series']:.2f} times the throughput of five in series")
     question = "How much faster are five requests together than five in a row, and why?"
     workload = {
@@ -343,7 +367,7 @@ def main() -> None:
         "prefill_and_waste": "prompts of 8 to 128 tokens, outputs of 16 to 128, seeded",
         "repeats": options.repeats,
     }
-    print(record("part07_batching", question, workload, figures, tables))
+    show(record("part07_batching", question, workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

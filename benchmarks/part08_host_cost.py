@@ -4,8 +4,7 @@
 
 Processor time of a step with all sequences decoding and no model (logits are handed out ready-made), once
 the outputs have 100, 1,000 and 4,000 tokens: in synchronous use, and through EngineThread with a reader
-each. It is the mean of WINDOW steps, in the least disturbed of --windows: what others do on the same
-processor only adds to it.
+each. A round is the mean of WINDOW steps; figures are medians of --windows rounds.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part06_queue import ReadyMade
-from benchmarks.record import record, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from benchmarks.shapes import no_model
 from engine.cache.manager import Locations, Usage
 from engine.core.engine_thread import EngineThread
@@ -80,15 +79,15 @@ def params(windows: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max(LENGTHS) + (windows + 1) * WINDOW, ignore_eos=True)
 
 
-def sync_cost(sequences: int, windows: int) -> dict[int, float]:
-    """output length -> ms of processor time per step."""
+def sync_cost(sequences: int, windows: int) -> dict[int, list[float]]:
+    """output length -> ms of processor time per step, of each window."""
     engine = make_engine(sequences)
     for i in range(sequences):
         engine.add_request(str(i), PROMPT, params(windows))
     return {length: _timed(engine, length, windows) for length in LENGTHS}
 
 
-def _timed(engine: LLMEngine, length: int, windows: int) -> float:
+def _timed(engine: LLMEngine, length: int, windows: int) -> list[float]:
     while len(engine.scheduler.running[0].output.token_ids if engine.scheduler.running else ()) < length:
         engine.step()
     took = []
@@ -96,11 +95,11 @@ def _timed(engine: LLMEngine, length: int, windows: int) -> float:
         start = time.process_time()
         for _ in range(WINDOW):
             engine.step()
-        took.append((time.process_time() - start) / WINDOW)
-    return min(took) * 1e3
+        took.append((time.process_time() - start) / WINDOW * 1e3)
+    return took
 
 
-async def async_cost(sequences: int, windows: int) -> dict[int, float]:
+async def async_cost(sequences: int, windows: int) -> dict[int, list[float]]:
     """The same through the engine's thread, with all readers in this loop: all processor time is counted."""
     engine = EngineThread(make_engine(sequences), "none")
     seen: list[tuple[int, float]] = []  # tokens the first reader has, processor time
@@ -112,13 +111,13 @@ async def async_cost(sequences: int, windows: int) -> dict[int, float]:
 
     async with engine:
         await asyncio.gather(*map(read, range(sequences)))
-    return {length: _least(seen, length, windows) for length in LENGTHS}
+    return {length: _windows(seen, length, windows) for length in LENGTHS}
 
 
-def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
-    """ms per step in the cheapest window behind `length` tokens; readers may miss a step: windows differ."""
+def _windows(seen: list[tuple[int, float]], length: int, windows: int) -> list[float]:
+    """ms per step in the windows behind `length` tokens; readers may miss a step: windows differ."""
     marks = [next(pair for pair in seen if pair[0] >= length + i * WINDOW) for i in range(windows + 1)]
-    return min((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] > a[0]) * 1e3
+    return [(b[1] - a[1]) / (b[0] - a[0]) * 1e3 for a, b in itertools.pairwise(marks) if b[0] > a[0]]
 
 
 @rare_collections()
@@ -127,28 +126,19 @@ def main() -> None:
     torch.set_num_threads(1)
     sync = sync_cost(args.sequences, args.windows)
     through = asyncio.run(async_cost(args.sequences, args.windows))
-    rows = [[f"{length:,}", round(sync[length], 2), round(through[length], 2)] for length in LENGTHS]
-    for row in rows:
-        print(*row)
-    record(
-        "part08_host_cost",
-        __doc__.splitlines()[0],
-        {"sequences": args.sequences, "windows": args.windows, "window": WINDOW, "lengths": list(LENGTHS)},
-        {
-            "sync_ms": {str(length): sync[length] for length in LENGTHS},
-            "async_ms": {str(length): through[length] for length in LENGTHS},
-        },
-        {
-            "cost": {
-                "columns": [
-                    "tokens in each output",
-                    "in synchronous use, ms a step",
-                    "through EngineThread, ms a step",
-                ],
-                "rows": rows,
-            }
-        },
-    )
+    columns = [
+        "tokens in each output", "in synchronous use, ms a step", "through EngineThread, ms a step",
+    ]  # fmt: skip
+    rows = [[f"{length:,}", middle(sync[length]), middle(through[length])] for length in LENGTHS]
+    tables = {"cost": {"columns": columns, "rows": rows}}
+    figures = {
+        "sync_ms": {str(length): quartiles(ms) for length, ms in sync.items()},
+        "async_ms": {str(length): quartiles(ms) for length, ms in through.items()},
+    }
+    workload = {
+        "sequences": args.sequences, "windows": args.windows, "window": WINDOW, "lengths": list(LENGTHS),
+    }  # fmt: skip
+    show(record("part08_host_cost", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """How much does continuous batching save over FIFO and static batches of the same width?
 
-    python -m benchmarks.part08_schedulers [--repeats 5]
+    python -m benchmarks.part08_schedulers [--repeats 5]      # two or three minutes
 
 One engine, one cache of 8 slots, 128 requests on `storyteller`, greedy, end of sequence ignored; only the
-scheduler changes, and each has its best of 1 and 2 torch threads, its weights packed for its rows. Static
+scheduler changes, and each has its weights packed for its rows, and the better of 1 and 2 torch threads by a
+first round of a quarter of the requests. In the rounds that count the schedulers take turns. Static
 batches are run twice: as Part 7 does, where a request that has ended leaves its row, and as Hugging Face's
 `generate` does, where all rows go on to the longest (only the tokens asked for count).
-Then twelve short requests beside two long ones: how long do the short ones wait?
+In the same rounds, twelve short requests beside two long ones: how long do the short ones wait?
 """
 
 import statistics
@@ -19,8 +20,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record, whole_numbers
-from benchmarks.workloads import Job, jobs, rounds, run_engine
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
+from benchmarks.workloads import Job, faster_threads, jobs, ratios, rounds, run_engine
 from engine.cache.slots import SlotCache
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -30,7 +31,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.static import StaticScheduler
 from engine.text.tokenizer import Tokenizer
 
-WIDTH, BUDGET = 8, 512
+WIDTH, BUDGET, THREADS = 8, 512, (1, 2)
 FIFO, STATIC, CONTINUOUS = "FIFO (Part 6)", "static batches of 8 (Part 7)", "continuous, 8 at once (Part 8)"
 TO_LONGEST = "static, all rows to the longest"
 SCHEDULERS: dict[str, tuple[int, Callable[[SlotCache], Scheduler]]] = {  # rows of a step, scheduler
@@ -47,96 +48,79 @@ def to_longest(work: list[Job]) -> list[Job]:
     return [(prompt, max(n for _, n in batch)) for batch in batches for prompt, _ in batch]
 
 
-class Side:
-    """A scheduler with a number of threads and a model packed for both."""
+class Race:
+    """Runs of each scheduler with 1 and 2 torch threads, and a model packed for both."""
 
-    def __init__(self, name: str, threads: int, tokenizer: Tokenizer) -> None:
-        torch.set_num_threads(threads)
-        self.name, self.threads, self.tokenizer = name, threads, tokenizer
-        self.label = f"{name}, {threads} threads"
-        self.rows, self.make = SCHEDULERS[name]
-        self.model = load_model("storyteller", transform=partial(pack_linears, rows=self.rows))
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.models = tokenizer, {}
+        for name, (rows, _) in SCHEDULERS.items():
+            for threads in THREADS:
+                torch.set_num_threads(threads)
+                self.models[name, threads] = load_model(
+                    "storyteller", transform=partial(pack_linears, rows=rows)
+                )
 
-    def run(self, work: list[Job]) -> tuple[float, dict[str, float], list]:
+    def run(self, name: str, threads: int, work: list[Job]) -> tuple[float, dict[str, float], list]:
         """Seconds, finishing time of each request, and the steps' records."""
-        torch.set_num_threads(self.threads)
-        work = to_longest(work) if self.name == TO_LONGEST else work
-        seconds, finished, records = run_engine(self.model, self.tokenizer, work, WIDTH, self.make)
+        torch.set_num_threads(threads)
+        work = to_longest(work) if name == TO_LONGEST else work
+        model, make = self.models[name, threads], SCHEDULERS[name][1]
+        seconds, finished, records = run_engine(model, self.tokenizer, work, WIDTH, make)
         return seconds, finished, records.steps
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], repeats=5)
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5, requests=128)
     tokenizer = Tokenizer.from_pretrained("storyteller")
-    sides = [Side(name, threads, tokenizer) for name in SCHEDULERS for threads in (1, 2)]
-    work = jobs(128, sides[0].model.config.vocab_size)
+    race, work = Race(tokenizer), jobs(options.requests, tokenizer.vocab_size)
     tokens = sum(output for _, output in work)
-
-    races = {side.label: lambda side=side: side.run(work)[0] for side in sides}
-    by_round = rounds(races, options.repeats)
-    all_seconds = {label: statistics.median(values) for label, values in by_round.items()}
-    best: dict[str, Side] = {}
-    for name in SCHEDULERS:
-        best[name] = min((s for s in sides if s.name == name), key=lambda s: all_seconds[s.label])
-    seconds = {name: all_seconds[side.label] for name, side in best.items()}
-    of_static = [
-        ours / theirs
-        for ours, theirs in zip(by_round[best[CONTINUOUS].label], by_round[best[STATIC].label], strict=True)
-    ]
-    steps = {name: len(side.run(work)[2]) for name, side in best.items()}
+    few = work[: len(work) // 4]
+    threads = faster_threads(SCHEDULERS, THREADS, lambda name, n: race.run(name, n, few)[0])
 
     # Two long requests arrive first, twelve short ones behind them; every place is taken by then.
     mixed = [([7] * 64, 180), ([9] * 64, 180)] + [([11 + i] * 16, 16) for i in range(12)]
-    waits = {name: [] for name in SCHEDULERS if name != TO_LONGEST}
-    for _ in range(options.repeats):
-        for name, values in waits.items():
-            finished = best[name].run(mixed)[1]
-            values.append(statistics.mean(finished[str(i)] for i in range(2, len(mixed))))
-    wait = {name: statistics.median(values) for name, values in waits.items()}
+    steps: dict[str, int] = {}
+    waits: dict[str, list[float]] = {name: [] for name in SCHEDULERS if name != TO_LONGEST}
 
-    # What the engine itself costs, beside the model: 32 sequences at once.
-    side, shares = best[CONTINUOUS], []
-    torch.set_num_threads(side.threads)
-    for _ in range(options.repeats):
-        make = partial(ContinuousScheduler, max_num_seqs=32, max_num_batched_tokens=BUDGET)
-        some = jobs(64, side.model.config.vocab_size)
-        records = run_engine(side.model, tokenizer, some, 32, make)[2]
-        full = [step for step in records.steps if len(step.request_ids) == 32]
-        shares.append(1 - sum(s.execute_seconds for s in full) / sum(s.end - s.start for s in full))
-    share = statistics.median(shares)
+    def side(name: str) -> float:
+        seconds, _, records = race.run(name, threads[name], work)
+        steps[name] = len(records)
+        if name in waits:
+            finished = race.run(name, threads[name], mixed)[1]
+            waits[name].append(statistics.mean(finished[str(i)] for i in range(2, len(mixed))) * 1e3)
+        return seconds
 
+    seconds = rounds({name: partial(side, name) for name in SCHEDULERS}, options.repeats)
+    of_fifo, of_continuous = ratios(seconds, FIFO), ratios(seconds, CONTINUOUS)
+    of_static = ratios(seconds, STATIC)[CONTINUOUS]
+    kept = {name: quartiles(values) for name, values in seconds.items()}
+    wait = {name: quartiles(values) for name, values in waits.items()}
     rows = [
-        [name, best[name].threads, seconds[name], seconds[name] / seconds[FIFO], tokens / seconds[name],
-         steps[name], wait[name] * 1e3 if name in wait else None]
+        [name, threads[name], middle(seconds[name]), middle(of_fifo[name]), tokens / kept[name]["median"],
+         steps[name], middle(waits[name]) if name in waits else ""]
         for name in SCHEDULERS
     ]  # fmt: skip
-    record(
-        "part08_schedulers",
-        "How much does continuous batching save over FIFO and static batches of the same width?",
-        {"requests": len(work), "prompt_tokens": "8 to 128", "output_tokens": "16 to 128", "slots": WIDTH,
-         "max_num_batched_tokens": BUDGET, "repeats": options.repeats, "torch_threads": "best of 1 and 2",
-         "mixed": "2 of 180 tokens, then 12 of 16"},
-        {"continuous_over_fifo": seconds[CONTINUOUS] / seconds[FIFO],
-         "continuous_over_static": seconds[CONTINUOUS] / seconds[STATIC],
-         "continuous_over_static_least": min(of_static),
-         "continuous_over_static_most": max(of_static),
-         "continuous_over_to_longest": seconds[CONTINUOUS] / seconds[TO_LONGEST],
-         "short_wait_over_static": wait[CONTINUOUS] / wait[STATIC],
-         "bookkeeping_share_at_32": share, "seconds": all_seconds, "short_wait_seconds": wait},
-        {"race": {"columns": ["scheduler", "threads", "seconds", "of FIFO's", "tokens/s", "steps",
-                              "short requests' mean latency, ms"],
-                  "rows": rows}},
-    )  # fmt: skip
-    for name, value in all_seconds.items():
-        print(f"{name:48} {value:6.2f} s")
-    for row in rows:
-        print("{:32} {} threads {:6.2f} s  {:4.2f} of FIFO  {:6.0f} tokens/s  {:5} steps".format(*row))
-    for name, value in wait.items():
-        print(f"{name:32} short requests wait {value * 1e3:.0f} ms")
-    print(f"continuous / static: {seconds[CONTINUOUS] / seconds[STATIC]:.2f} with rows that leave ", end="")
-    print(f"({min(of_static):.2f} to {max(of_static):.2f} by round), ", end="")
-    print(f"{seconds[CONTINUOUS] / seconds[TO_LONGEST]:.2f} with all rows to the longest")
-    print(f"bookkeeping {share:.1%} of a step at 32 sequences")
+    columns = [
+        "scheduler", "threads", "seconds", "of FIFO's", "tokens/s", "steps",
+        "short requests' mean latency, ms",
+    ]  # fmt: skip
+    tables = {"race": {"columns": columns, "rows": rows}}
+    workload = {
+        "requests": len(work), "prompt_tokens": "8 to 128", "output_tokens": "16 to 128", "slots": WIDTH,
+        "max_num_batched_tokens": BUDGET, "repeats": options.repeats, "torch_threads": "best of 1 and 2",
+        "mixed": "2 of 180 tokens, then 12 of 16",
+    }  # fmt: skip
+    figures = {
+        "continuous_over_fifo": quartiles(of_fifo[CONTINUOUS])["median"],
+        "continuous_over_static": quartiles(of_static)["median"],
+        "continuous_over_static_least": min(of_static),
+        "continuous_over_static_most": max(of_static),
+        "continuous_over_to_longest": 1 / quartiles(of_continuous[TO_LONGEST])["median"],
+        "short_wait_over_static": wait[CONTINUOUS]["median"] / wait[STATIC]["median"],
+        "seconds": kept,
+        "short_wait_ms": wait,
+    }
+    show(record("part08_schedulers", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,15 @@ import statistics
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.record import ROOT, record, whole_numbers
-from benchmarks.workloads import gpt2_like, interleaved
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
+from benchmarks.workloads import gpt2_like, ratios, rounds
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
@@ -151,6 +150,22 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
     return held / len(kept)
 
 
+def in_turns(
+    sides: dict[str, Callable[[], float]], number: int, to: str
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The median ms of each side, and by round its time over that of the side `to`."""
+    seconds = rounds(sides, number)
+    return {side: statistics.median(s) * 1e3 for side, s in seconds.items()}, ratios(seconds, to)
+
+
+def kept(of: dict[str, list[float]]) -> dict[str, dict]:
+    """Ratios as the record has them."""
+    return {
+        "ratio": {side: statistics.median(values) for side, values in of.items()},
+        "ratio_rounds": {side: quartiles(values) for side, values in of.items()},
+    }
+
+
 @rare_collections()
 def main() -> None:
     arguments = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=14)
@@ -164,26 +179,19 @@ def main() -> None:
                 sides = {
                     side: partial(bench.step_seconds, side, requests, arguments.tokens) for side in SIDES
                 }
-                ms = {side: s * 1e3 for side, s in interleaved(sides, arguments.rounds).items()}
-                over = {side: ms[side] / ms["cannot be asked"] for side in SIDES}
-                ratios = [f"{ratio:.2f}" for ratio in list(over.values())[1:]]
-                rows.append([name, requests, ms["cannot be asked"], *ratios])
+                ms, of = in_turns(sides, arguments.rounds, "cannot be asked")
+                rows.append([name, requests, ms["cannot be asked"], *map(middle, list(of.values())[1:])])
                 key = "gpt2_shape" if shape else name
-                figures["step"][f"{key}_{requests}"] = {"ms": ms, "ratio": over}
+                figures["step"][f"{key}_{requests}"] = {"ms": ms} | kept(of)
                 inside = {side: bench.inside[side, requests] for side in SIDES if side != "cannot be asked"}
                 figures["scorer"][f"{key}_{requests}"] = {"ms_of_rounds": inside}
-                told = [
-                    f"{statistics.median(rounds):.2g} ({min(rounds):.2g} to {max(rounds):.2g})"
-                    for rounds in inside.values()
-                ]
-                scorers.append([name, requests, ms["nobody asks"], *told])
+                scorers.append([name, requests, ms["nobody asks"], *map(middle, inside.values())])
             # One slot, long enough for the prompt.
             bench.memory, bench.seats, bench.room = SlotMemory(bench.model.config, 1, LONG + 8), 1, LONG + 8
             sides = {str(n): partial(bench.prompt_seconds, n) for n in (None, 0, 5, 20)}
-            ms = {side: s * 1e3 for side, s in interleaved(sides, arguments.rounds).items()}
-            over = {side: ms[side] / ms["None"] for side in ms}
-            prompts.append([name, LONG, ms["None"], *(f"{over[n]:.2f}" for n in ("0", "5", "20"))])
-            figures["prompt"]["gpt2_shape" if shape else name] = {"ms": ms, "ratio": over}
+            ms, of = in_turns(sides, arguments.rounds, "None")
+            prompts.append([name, LONG, ms["None"], *(middle(of[n]) for n in ("0", "5", "20"))])
+            figures["prompt"]["gpt2_shape" if shape else name] = {"ms": ms} | kept(of)
             if not shape:
                 figures["bytes_per_token"] = {
                     "arrays": bytes_per_token(bench, 20, as_dict=False),
@@ -212,22 +220,9 @@ def main() -> None:
         "statistic": "processor time, median of steps, median of rounds", "sides": list(SIDES),
         "dtype": "float32",
     }  # fmt: skip
-    path = record(
-        "part10_logprobs", "What do log probabilities cost?", workload, figures,
-        {"step": step, "prompt": prompt, "scorer": scorer},
-    )  # fmt: skip
-    console = Console()
-    for title, content in (
-        ("A step, times that of one that cannot be asked", step),
-        ("Inside the scores", scorer),
-        ("A prompt", prompt),
-    ):
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(table)
-    console.print(figures["bytes_per_token"])
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    tables = {"step": step, "prompt": prompt, "scorer": scorer}
+    show(record("part10_logprobs", "What do log probabilities cost?", workload, figures, tables), tables)
+    print(figures["bytes_per_token"])
 
 
 if __name__ == "__main__":

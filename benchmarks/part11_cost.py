@@ -1,6 +1,6 @@
 """What does being watched cost: a step of 32 sequences, watched and unwatched, a scrape, a look at the page?
 
-    python -m benchmarks.part11_cost [--sequences 32] [--rounds 4]
+    python -m benchmarks.part11_cost [--sequences 32] [--rounds 5]
 
 `storyteller`, all sequences decoding, with metrics and without in turns (part11_listening.py).
 """
@@ -20,20 +20,19 @@ from benchmarks.part11_listening import (
     MODEL,
     TOKENS,
     WINDOW,
-    cost,
-    cost_rows,
+    Costs,
     engine_for,
     seconds_inside,
     take_turns,
 )
-from benchmarks.record import record, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.layers.packed_linear import pack_linears
 from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
 from engine.telemetry.metrics import EngineMetrics
 from engine.text.tokenizer import Tokenizer
 
-SCRAPES = 50
+SCRAPES = 20  # of a round
 
 
 def milliseconds(work, times: int = SCRAPES) -> float:
@@ -48,43 +47,34 @@ def milliseconds(work, times: int = SCRAPES) -> float:
 
 @rare_collections()
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=4)
+    args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=5)
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=args.sequences))
-    watched, unwatched, inside = [], [], []
+    costs, asked = Costs(), {"scrape": [], "snapshot": []}
     for _ in range(args.rounds):
         engine = engine_for(tokenizer, model, args.sequences)
         metrics = EngineMetrics(engine, MODEL)
         seconds = seconds_inside(metrics)
-        with_, without = take_turns(engine, args.sequences)
-        watched += with_
-        unwatched += without
-        inside += seconds
-    text = generate_latest(metrics.registry)
-    metrics.history.start -= 200  # the page's three minutes are full
-    figures = cost(watched, unwatched, inside) | {
-        "scrape_ms": milliseconds(lambda: generate_latest(metrics.registry)),
-        "scrape_bytes": len(text),
-        "snapshot_ms": milliseconds(metrics.snapshot),
-    }
+        costs.add(*take_turns(engine, args.sequences), seconds)
+        metrics.history.start -= 200  # the page's three minutes are full
+        asked["scrape"].append(milliseconds(partial(generate_latest, metrics.registry)))
+        asked["snapshot"].append(milliseconds(metrics.snapshot))
+    figures = costs.figures() | {"scrape_bytes": len(generate_latest(metrics.registry))}
+    for name, values in asked.items():
+        figures[f"{name}_ms"] = statistics.median(values)
+        figures["rounds"][f"{name}_ms"] = quartiles(values)
     rows = [
-        *cost_rows(figures, "a step, nobody listening", "the same, with metrics: more by"),
-        ["one scrape of /metrics, when asked", round(figures["scrape_ms"], 2), None],
-        ["one answer for the dashboard, when asked", round(figures["snapshot_ms"], 2), None],
+        *costs.rows("a step, nobody listening", "the same, with metrics: more by"),
+        ["one scrape of /metrics, when asked", middle(asked["scrape"]), None],
+        ["one answer for the dashboard, when asked", middle(asked["snapshot"]), None],
     ]
-    for row in rows:
-        print(*row)
-    record(
-        "part11_cost",
-        __doc__.splitlines()[0],
-        {
-            "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
-            "window": WINDOW,
-        },
-        figures,
-        {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}},
-    )  # fmt: skip
+    tables = {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}}
+    workload = {
+        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
+        "window": WINDOW,
+    }  # fmt: skip
+    show(record("part11_cost", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """A decoding crowd, with a listener and without, in turns: what `part11_cost` and `part11_trace` measure.
 
 One engine takes turns: WINDOW steps with its listeners, WINDOW without. Processor time of each window, of all
-threads; the cost is the median difference of neighbours. Beside it, the time inside the listener alone, which
-other people's work on the machine disturbs least.
+threads; a round's cost is the median difference of neighbours. Beside it, the time inside the listener alone,
+which other people's work on the machine disturbs least.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from benchmarks.record import middle, quartiles
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
@@ -19,7 +21,7 @@ from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = [300] * 16
-TOKENS = 400
+TOKENS = 240
 WINDOW = 10  # steps
 
 
@@ -65,28 +67,39 @@ def take_turns(engine: LLMEngine, sequences: int) -> tuple[list[float], list[flo
     return seconds[listening], seconds[silent]
 
 
-def cost(listening: Sequence[float], silent: Sequence[float], inside: Sequence[float]) -> dict[str, float]:
-    """The figures of all rounds: milliseconds, and shares of a step that nobody listens to."""
-    step = statistics.median(silent) * 1e3
-    difference = statistics.median(a - b for a, b in zip(listening, silent, strict=True)) * 1e3
-    listener = statistics.median(inside) * 1e3
-    return {
-        "step_ms": step,
-        "difference_ms": difference,
-        "difference_share": difference / step,
-        "listener_ms": listener,
-        "listener_share": listener / step,
-    }
+@dataclass
+class Costs:
+    """What was measured, by round. Milliseconds, and shares of a step that nobody listens to."""
 
+    step_ms: list[float] = field(default_factory=list)
+    difference_ms: list[float] = field(default_factory=list)
+    listener_ms: list[float] = field(default_factory=list)
 
-def cost_rows(figures: dict[str, float], silent: str, more: str) -> list[list]:
-    """Of a table: what, ms, share of a step."""
-    return [
-        [silent, round(figures["step_ms"], 3), None],
-        [more, round(figures["difference_ms"], 4), f"{figures['difference_share']:.1%}"],
-        [
-            "of that, inside the listener",
-            round(figures["listener_ms"], 4),
-            f"{figures['listener_share']:.1%}",
-        ],
-    ]
+    def add(self, listening: Sequence[float], silent: Sequence[float], inside: Sequence[float]) -> None:
+        """One round, in seconds: of its windows, and inside the listener."""
+        self.step_ms.append(statistics.median(silent) * 1e3)
+        differences = [a - b for a, b in zip(listening, silent, strict=True)]
+        self.difference_ms.append(statistics.median(differences) * 1e3)
+        self.listener_ms.append(statistics.median(inside) * 1e3)
+
+    def figures(self) -> dict:
+        """Medians of the rounds, and their quartiles."""
+        kept = {name: quartiles(values) for name, values in vars(self).items()}
+        step, difference, listener = (of["median"] for of in kept.values())
+        return {
+            "step_ms": step,
+            "difference_ms": difference,
+            "difference_share": difference / step,
+            "listener_ms": listener,
+            "listener_share": listener / step,
+            "rounds": kept,
+        }
+
+    def rows(self, silent: str, more: str) -> list[list]:
+        """Of a table: what, ms, share of a step."""
+        figures = self.figures()
+        return [
+            [silent, middle(self.step_ms), None],
+            [more, middle(self.difference_ms), f"{figures['difference_share']:.1%}"],
+            ["of that, inside the listener", middle(self.listener_ms), f"{figures['listener_share']:.1%}"],
+        ]

@@ -1,6 +1,6 @@
 """What does a trace cost: a step of 32 sequences, traced and not, and the bytes of a token in the file?
 
-    python -m benchmarks.part11_trace [--sequences 32] [--rounds 4]
+    python -m benchmarks.part11_trace [--sequences 32] [--rounds 5]
 
 `storyteller`, all sequences decoding, with a trace and without in turns (part11_listening.py). The thread
 which writes the file counts.
@@ -21,8 +21,7 @@ from benchmarks.part11_listening import (
     PROMPT,
     TOKENS,
     WINDOW,
-    cost,
-    cost_rows,
+    Costs,
     engine_for,
     seconds_inside,
     take_turns,
@@ -37,12 +36,12 @@ from engine.text.tokenizer import Tokenizer
 
 @rare_collections()
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=4)
+    args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=5)
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=args.sequences))
     budget = args.sequences * len(PROMPT)
-    traced, untraced, inside, sizes = [], [], [], []
+    costs, sizes = Costs(), []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
             engine = engine_for(tokenizer, model, args.sequences)
@@ -50,14 +49,11 @@ def main() -> None:
             trace = Trace(open_trace(path), engine.scheduler.cache, budget=lambda: budget)
             engine.listeners.add(trace)
             seconds = seconds_inside(trace)
-            with_, without = take_turns(engine, args.sequences)
+            costs.add(*take_turns(engine, args.sequences), seconds)
             trace.close()
             sizes.append(path.stat().st_size / (len(seconds) * args.sequences))
-        traced += with_
-        untraced += without
-        inside += seconds
-    figures = cost(traced, untraced, inside) | {"bytes_per_token": statistics.median(sizes)}
-    rows = cost_rows(figures, "a step, not traced", "the same, traced: more by")
+    figures = costs.figures() | {"bytes_per_token": statistics.median(sizes)}
+    rows = costs.rows("a step, not traced", "the same, traced: more by")
     tables = {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}}
     workload = {
         "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,

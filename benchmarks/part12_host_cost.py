@@ -8,6 +8,7 @@ prefix cache), and of the first, the block tables and slot mapping, made once mo
 Each is the mean of 20 steps in the least disturbed of --windows.
 """
 
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.cache.paged import PagedCache
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling_state import SamplingState
@@ -37,8 +38,8 @@ class Endless:
         return False
 
 
-def cost(sequences: int, windows: int) -> dict[str, float]:
-    """phase -> ms of processor time per step."""
+def cost(sequences: int, windows: int) -> dict[str, list[float]]:
+    """phase -> ms of processor time per step, of each window."""
     num_blocks = sequences * (TOKENS + (windows + 2) * WINDOW) // BLOCK + sequences
     cache = PagedCache(num_blocks, BLOCK)
     scheduler = ContinuousScheduler(cache, sequences, sequences * TOKENS)
@@ -64,27 +65,28 @@ def cost(sequences: int, windows: int) -> dict[str, float]:
             spent["tables and slots"].append(mapped - scheduled)
             spent["update"].append(time.process_time() - confirmed)
     assert len(step.requests) == sequences
-    sums = {name: np.array(times).reshape(windows, WINDOW).mean(1) for name, times in spent.items()}
-    best = int(np.argmin(sum(sums.values())))
-    return {name: float(values[best]) * 1e3 for name, values in sums.items()}
+    return {
+        name: (np.array(times).reshape(windows, WINDOW).mean(1) * 1e3).tolist()
+        for name, times in spent.items()
+    }
 
 
 def main() -> None:
     args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
-    figures = cost(args.sequences, args.windows)
-    both = figures["schedule"] + figures["update"]
-    rows = [[name, round(ms, 3)] for name, ms in figures.items()]
-    rows += [["scheduler and block manager", round(both, 3)]]
-    for name, ms in rows:
-        print(f"{name:30} {ms:.3f} ms")
-    record(
-        "part12_host_cost",
-        __doc__.splitlines()[0],
-        {"sequences": args.sequences, "tokens": TOKENS, "block_size": BLOCK, "windows": args.windows},
-        {"ms": figures, "scheduler_and_block_manager_ms": both},
-        {"cost": {"columns": ["phase", "ms a step"], "rows": rows}},
-    )
+    found = cost(args.sequences, args.windows)
+    both = [a + b for a, b in zip(found["schedule"], found["update"], strict=True)]
+    rows = [[name, middle(ms)] for name, ms in (found | {"scheduler and block manager": both}).items()]
+    tables = {"cost": {"columns": ["phase", "ms a step"], "rows": rows}}
+    figures = {
+        "ms": {name: quartiles(ms) for name, ms in found.items()},
+        "scheduler_and_block_manager_ms": statistics.median(both),
+        "rounds": {"scheduler_and_block_manager_ms": quartiles(both)},
+    }
+    workload = {
+        "sequences": args.sequences, "tokens": TOKENS, "block_size": BLOCK, "windows": args.windows,
+    }  # fmt: skip
+    show(record("part12_host_cost", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

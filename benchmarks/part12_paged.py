@@ -1,14 +1,16 @@
 """What do pages cost and save beside slots: Part 8's workload, and 32 requests that share a beginning?
 
-    python -m benchmarks.part12_paged [--repeats 5]
+    python -m benchmarks.part12_paged [--repeats 5]      # two minutes
 
 1. Part 8's 128 requests on `storyteller`, 8 at once, over slots and over pages with the same room; prompts
-   are random and share nothing. Best of 1 and 2 torch threads for each side.
+   are random and share nothing. Each side has the better of 1 and 2 torch threads, by a first round of a
+   quarter of the requests.
 2. 32 requests, all at once, that share their first 256 tokens and differ in the next 16: the time to the
    first token, with the prefix cache on (one with the same beginning came before) and off.
+
+The sides take turns in each round.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,8 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
-from benchmarks.workloads import interleaved, jobs
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
+from benchmarks.workloads import Job, faster_threads, jobs, ratios, rounds
 from engine.cache.memory import PageMemory
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
@@ -31,7 +33,7 @@ from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.text.tokenizer import Tokenizer
 
-WIDTH, BUDGET, ROOM, BLOCK = 8, 512, 256, 16
+WIDTH, BUDGET, ROOM, BLOCK, THREADS = 8, 512, 256, 16, (1, 2)
 SLOTS, PAGED, BARE = "slots", "pages, prefix cache on", "pages, prefix cache off"
 SHARED, OWN, CROWD = 256, 16, 32
 
@@ -64,25 +66,6 @@ def to_the_end(engine: LLMEngine) -> tuple[float, dict]:
     return time.perf_counter() - start, done
 
 
-def race(
-    model, tokenizer, requests: int, tried: list[int], repeats: int
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Seconds of Part 8's workload, by kind; and the threads that were best for it."""
-    work = jobs(requests, model.config.vocab_size)
-    sides = {}
-    for kind in (SLOTS, PAGED, BARE):
-        for threads in tried:
-
-            def one(kind=kind, threads=threads) -> float:
-                torch.set_num_threads(threads)
-                return to_the_end(run(kind, model, tokenizer, work, WIDTH, ROOM))[0]
-
-            sides[kind, threads] = one
-    seconds = interleaved(sides, repeats)
-    threads = {kind: min(tried, key=lambda n: seconds[kind, n]) for kind in (SLOTS, PAGED, BARE)}
-    return {kind: seconds[kind, n] for kind, n in threads.items()}, threads
-
-
 def crowd(kind: str, model, tokenizer) -> tuple[float, float, list]:
     """(median, worst seconds to the first token, everybody's tokens) of requests with a common beginning."""
     torch.set_num_threads(1)
@@ -101,41 +84,56 @@ def crowd(kind: str, model, tokenizer) -> tuple[float, float, list]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="those that are tried")
-    options = parser.parse_args()
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5, requests=128)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     model = load_model("storyteller", transform=partial(pack_linears, rows=WIDTH))
-    seconds, threads = race(model, tokenizer, options.requests, options.threads, options.repeats)
-    kinds = (BARE, PAGED)
-    found = {kind: [crowd(kind, model, tokenizer) for _ in range(options.repeats)] for kind in kinds}
-    same = found[PAGED][0][2] == found[BARE][0][2]
-    middle = {kind: statistics.median(one[0] for one in found[kind]) for kind in kinds}
-    worst = {kind: statistics.median(one[1] for one in found[kind]) for kind in kinds}
-    race_rows = [[kind, threads[kind], seconds[kind], seconds[kind] / seconds[SLOTS]] for kind in seconds]
-    crowd_rows = [[kind, middle[kind] * 1e3, worst[kind] * 1e3] for kind in kinds]
-    for row in race_rows:
-        print("{:28} {} threads {:6.2f} s, {:.3f} of slots'".format(*row))
-    for row in crowd_rows:
-        print("{:28} first token after {:.0f} ms (median), {:.0f} ms (worst)".format(*row))
-    print(f"first token {middle[BARE] / middle[PAGED]:.1f} times sooner; same tokens: {same}")
-    record(
-        "part12_paged",
-        __doc__.splitlines()[0],
-        {"requests": options.requests, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128",
-         "at once": WIDTH,
-         "room": ROOM, "block_size": BLOCK, "max_num_batched_tokens": BUDGET, "repeats": options.repeats,
-         "torch_threads": options.threads, "crowd": f"{CROWD} requests, {SHARED} tokens shared, {OWN} own"},
-        {"paged_over_slots": seconds[PAGED] / seconds[SLOTS],
-         "bare_over_slots": seconds[BARE] / seconds[SLOTS],
-         "seconds": seconds, "ttft_times_lower": middle[BARE] / middle[PAGED],
-         "ttft_worst_times_lower": worst[BARE] / worst[PAGED], "same_tokens": same},
-        {"race": {"columns": ["cache", "threads", "seconds", "of slots'"], "rows": race_rows},
-         "crowd": {"columns": ["32 requests, 256 tokens shared", "median ms to the first token", "worst"],
-                   "rows": crowd_rows}},
-    )  # fmt: skip
+    work = jobs(options.requests, model.config.vocab_size)
+
+    def side(kind: str, threads: int, work: list[Job] = work) -> float:
+        torch.set_num_threads(threads)
+        return to_the_end(run(kind, model, tokenizer, work, WIDTH, ROOM))[0]
+
+    few = work[: len(work) // 4]
+    threads = faster_threads((SLOTS, PAGED, BARE), THREADS, lambda kind, n: side(kind, n, few))
+    seconds = rounds({kind: partial(side, kind, n) for kind, n in threads.items()}, options.repeats)
+    of_slots = ratios(seconds, SLOTS)
+
+    first: dict[str, list[list[float]]] = {BARE: [], PAGED: []}  # median and worst ms, by round
+    said = {}
+    for _ in range(options.repeats):
+        for kind, found in first.items():
+            *waits, said[kind] = crowd(kind, model, tokenizer)
+            found.append([wait * 1e3 for wait in waits])
+    medians, worst = ({kind: [one[i] for one in found] for kind, found in first.items()} for i in (0, 1))
+    sooner, worst_sooner = (quartiles(ratios(ms, PAGED)[BARE])["median"] for ms in (medians, worst))
+    figures = {
+        "paged_over_slots": quartiles(of_slots[PAGED])["median"],
+        "bare_over_slots": quartiles(of_slots[BARE])["median"],
+        "seconds": {kind: quartiles(values) for kind, values in seconds.items()},
+        "ttft_ms": {kind: quartiles(values) for kind, values in medians.items()},
+        "ttft_times_lower": sooner,
+        "ttft_worst_times_lower": worst_sooner,
+        "same_tokens": said[PAGED] == said[BARE],
+    }
+    tables = {
+        "race": {
+            "columns": ["cache", "threads", "seconds", "of slots'"],
+            "rows": [
+                [kind, threads[kind], middle(seconds[kind]), middle(of_slots[kind])] for kind in seconds
+            ],
+        },
+        "crowd": {
+            "columns": [f"{CROWD} requests, {SHARED} tokens shared", "median ms to the first token", "worst"],
+            "rows": [[kind, middle(medians[kind]), middle(worst[kind])] for kind in first],
+        },
+    }
+    workload = {
+        "requests": options.requests, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128",
+        "at once": WIDTH, "room": ROOM, "block_size": BLOCK, "max_num_batched_tokens": BUDGET,
+        "repeats": options.repeats, "torch_threads": THREADS,
+        "crowd": f"{CROWD} requests, {SHARED} tokens shared, {OWN} own",
+    }  # fmt: skip
+    show(record("part12_paged", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

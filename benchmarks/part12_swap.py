@@ -1,13 +1,13 @@
 """What is cheaper for a preempted sequence: copying its blocks out and back, or computing its tokens again?
 
-    python -m benchmarks.part12_swap [--repeats 7]
+    python -m benchmarks.part12_swap [--repeats 5]
 
 `storyteller` in fp32 on one thread, weights packed; a sequence of n tokens alone. "Swap" is the time of both
-copies; "recompute" that of one forward pass over n tokens. Below it, Part 12's scene (twenty requests in the
-memory of four contiguous ones), run to its end in both ways, with and without the prefix cache.
+copies; "recompute" that of one forward pass over n tokens; the two take turns. Below it, Part 12's scene
+(twenty requests in the memory of four contiguous ones), run to its end in both ways, with and without the
+prefix cache, in rounds.
 """
 
-import statistics
 import sys
 import time
 from functools import partial
@@ -18,7 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part12_blocks import BLOCK, lengths, play
-from benchmarks.record import record, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
+from benchmarks.workloads import rounds
 from engine.cache.memory import PageMemory
 from engine.cache.paged import SWAP_FROM
 from engine.decoding.params import SamplingParams
@@ -33,72 +34,81 @@ from engine.text.tokenizer import Tokenizer
 LENGTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1000)
 
 
-def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
-    """Median seconds of (swap, recompute) for one sequence of so many tokens."""
+def one_way_back(model, length: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of both ways for one sequence of so many tokens, by round."""
     memory = PageMemory(model.config, 80, BLOCK, num_swap_blocks=80)
     cache = memory.plan(preemption_mode="swap", enable_prefix_caching=False)
     runner, queues = ModelRunner([EagerWay(model, memory)], memory), Queues(cache)
     ids, params = [7 + i for i in range(length + 1)], SamplingParams()
     request = Request("a", "a", ids, length, params, None, SamplingState(params, ids, [], 0))
     swap, compute = [], []
-    for _ in range(repeats):
+    for _ in range(1 + repeats):  # the first warms up
         request.num_computed_tokens = cache.admit(request)
         cache.reserve(request, length)
         start = time.perf_counter()
         runner.submit(queues.make_step([(request, length)]).batch).result()
-        compute.append(time.perf_counter() - start)
+        compute.append((time.perf_counter() - start) * 1e3)
         cache.commit(request, length)
         start = time.perf_counter()
         cache.preempt(request)
         back = cache.admit(request)
         memory.apply(cache.take_copies())
-        swap.append(time.perf_counter() - start)
+        swap.append((time.perf_counter() - start) * 1e3)
         assert back == length
         cache.release(request)
-    return statistics.median(swap), statistics.median(compute)
+    return {"swap": swap[1:], "recompute": compute[1:]}
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], repeats=7)
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5)
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     model = load_model("storyteller", transform=partial(pack_linears, rows=20))
     times = {length: one_way_back(model, length, options.repeats) for length in LENGTHS}
-    rows = [[length, swap * 1e3, compute * 1e3] for length, (swap, compute) in times.items()]
-    for length, swap, compute in rows:
-        print(f"{length:5} tokens: swap {swap:7.2f} ms, recompute {compute:7.2f} ms")
 
     asked = lengths()
     prompts = [[100 + i] + [11 + j % 50 for j in range(prompt - 1)] for i, (prompt, _) in enumerate(asked)]
     outputs = [output for _, output in asked]
-    scenes, reference = [], None
-    for mode in ("recompute", "swap"):
-        for prefix_caching in (False, True):
-            seconds = []
-            for _ in range(max(1, options.repeats // 3)):
-                memory = PageMemory(model.config, 4 * 1024 // BLOCK, BLOCK, num_swap_blocks=400)
-                cache = memory.plan(preemption_mode=mode, enable_prefix_caching=prefix_caching)
-                start = time.perf_counter()
-                runner = ModelRunner([EagerWay(model, memory)], memory)
-                played = play(tokenizer, model.config, cache, runner, prompts, outputs)
-                seconds.append(time.perf_counter() - start)
-            reference = reference or played.outputs
-            assert played.outputs == reference, "swapped or recomputed, the tokens are the same"
-            name = f"{mode}, prefix cache {'on' if prefix_caching else 'off'}"
-            scenes.append(
-                [name, statistics.median(seconds), played.preempted, cache.num_swapped, cache.hit_tokens]
-            )
-            print("{:30} {:6.2f} s, {} preemptions, {} swapped, {} tokens found".format(*scenes[-1]))
-    record(
-        "part12_swap",
-        __doc__.splitlines()[0],
-        {"model": "storyteller", "repeats": options.repeats, "block_size": BLOCK, "torch_threads": 1,
-         "swap_from": SWAP_FROM, "scene": "20 requests, 256 blocks"},
-        {"ms": {str(length): {"swap": swap, "recompute": compute} for length, swap, compute in rows}},
-        {"way_back": {"columns": ["tokens", "swap out and in, ms", "compute again, ms"], "rows": rows},
-         "scene": {"columns": ["", "seconds", "preemptions", "swapped", "tokens found again"],
-                   "rows": scenes}},
-    )  # fmt: skip
+    counts: dict[str, tuple[int, int, int]] = {}  # preemptions, swapped, tokens found again
+    told = []
+
+    def scene(mode: str, prefix_caching: bool) -> float:
+        memory = PageMemory(model.config, 4 * 1024 // BLOCK, BLOCK, num_swap_blocks=400)
+        cache = memory.plan(preemption_mode=mode, enable_prefix_caching=prefix_caching)
+        start = time.perf_counter()
+        runner = ModelRunner([EagerWay(model, memory)], memory)
+        played = play(tokenizer, model.config, cache, runner, prompts, outputs)
+        seconds = time.perf_counter() - start
+        told.append(played.outputs)
+        assert played.outputs == told[0], "swapped or recomputed, the tokens are the same"
+        counts[name_of(mode, prefix_caching)] = played.preempted, cache.num_swapped, cache.hit_tokens
+        return seconds
+
+    ways = [(mode, on) for mode in ("recompute", "swap") for on in (False, True)]
+    seconds = rounds({name_of(*way): partial(scene, *way) for way in ways}, options.repeats)
+    tables = {
+        "way_back": {
+            "columns": ["tokens", "swap out and in, ms", "compute again, ms"],
+            "rows": [[length, *map(middle, of.values())] for length, of in times.items()],
+        },
+        "scene": {
+            "columns": ["", "seconds", "preemptions", "swapped", "tokens found again"],
+            "rows": [[name, middle(of), *counts[name]] for name, of in seconds.items()],
+        },
+    }
+    workload = {
+        "model": "storyteller", "repeats": options.repeats, "block_size": BLOCK, "torch_threads": 1,
+        "swap_from": SWAP_FROM, "scene": "20 requests, 256 blocks",
+    }  # fmt: skip
+    figures = {
+        "ms": {str(n): {way: quartiles(ms) for way, ms in of.items()} for n, of in times.items()},
+        "scene_seconds": {name: quartiles(of) for name, of in seconds.items()},
+    }
+    show(record("part12_swap", __doc__.splitlines()[0], workload, figures, tables), tables)
+
+
+def name_of(mode: str, prefix_caching: bool) -> str:
+    return f"{mode}, prefix cache {'on' if prefix_caching else 'off'}"
 
 
 if __name__ == "__main__":

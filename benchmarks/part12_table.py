@@ -1,13 +1,12 @@
 """What does the block table cost by itself, and what does the reader in C gain?
 
-    python -m benchmarks.part12_table [--repeats 7] [--requests 128]       # on a quiet machine
+    python -m benchmarks.part12_table [--repeats 5] [--requests 128]       # on a quiet machine
 
 Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Between the first two sides the
 table alone differs, between the last two the reader alone: slots read by `Ragged`; pages read by `Ragged`;
 pages read by page_reader.c. All sides take turns in each round.
 """
 
-import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part12_paged import BLOCK, BUDGET, ROOM, WIDTH, to_the_end
-from benchmarks.record import record, whole_numbers
-from benchmarks.workloads import Job, jobs, rounds
+from benchmarks.record import middle, record, show, whole_numbers
+from benchmarks.workloads import Job, jobs, ratios, rounds
 from engine.attention import page_reader
 from engine.attention.paged import PagedDecode, paged_decode, ragged
 from engine.cache.memory import PageMemory
@@ -57,7 +56,7 @@ def seconds(
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], repeats=7, requests=128)
+    options = whole_numbers(__doc__.splitlines()[0], repeats=5, requests=128)
     assert page_reader.is_available(), "needs a C compiler: without one, two of the sides are the same"
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained("storyteller")
@@ -66,24 +65,14 @@ def main() -> None:
     sides = {name: partial(seconds, decode, model, tokenizer, work) for name, decode in SIDES.items()}
     rounds(sides, 1)  # warm
     measured = rounds(sides, options.repeats)
-    first = measured[next(iter(SIDES))]
-    rows = []
-    for name, values in measured.items():
-        ratios = [value / slots for value, slots in zip(values, first, strict=True)]
-        rows.append([
-            name, statistics.median(values), f"{min(values):.2f} to {max(values):.2f}",
-            statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}",
-        ])  # fmt: skip
-        print("{:26} {:6.2f} s ({}), {:.3f} of slots' ({})".format(*rows[-1]))
-    record(
-        "part12_table",
-        __doc__.splitlines()[0],
-        {"requests": options.requests, "at once": WIDTH, "room": ROOM, "block_size": BLOCK,
-         "max_num_batched_tokens": BUDGET, "rounds": options.repeats, "torch_threads": 1},
-        {"seconds": measured},
-        {"table": {"columns": ["cache and reader", "seconds, median", "least to most", "of slots', median",
-                               "least to most"], "rows": rows}},
-    )  # fmt: skip
+    of_slots = ratios(measured, next(iter(SIDES)))
+    rows = [[name, middle(values), middle(of_slots[name])] for name, values in measured.items()]
+    tables = {"table": {"columns": ["cache and reader", "seconds", "of slots'"], "rows": rows}}
+    workload = {
+        "requests": options.requests, "at once": WIDTH, "room": ROOM, "block_size": BLOCK,
+        "max_num_batched_tokens": BUDGET, "rounds": options.repeats, "torch_threads": 1,
+    }  # fmt: skip
+    show(record("part12_table", __doc__.splitlines()[0], workload, {"seconds": measured}, tables), tables)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
-"""What do users feel, and what does the server get done, as 1, 2, 4 … 128 of them ask at once?
+"""What do users feel, and what does the server get done, as 1, 4, 16, 64 of them ask at once?
 
-    python -m benchmarks.part15_concurrency [--most 128] [--seats 16]      # about four minutes, quiet
+    python -m benchmarks.part15_concurrency [--rounds 5] [--most 64] [--seats 16]      # two or three minutes
 
-A server in a process of its own for each scheduler, `storyteller`, one thread; one of them at a time. So many
-users of a closed loop: each asks again as soon as it has its answer. Of each user's answers the first and the
-last are not counted among the latencies: the first ones are a crowd that comes at one moment, and beside the
-last ones users are missing. Tokens a second are those that came while all users were there.
+A server in a process of its own for each scheduler, `storyteller`, one thread; they take turns in each round,
+and who waits does nothing. So many users of a closed loop: each asks again as soon as it has its answer. Of
+each user's answers the first and the last are not counted among the latencies: the first ones are a crowd
+that comes at one moment, and beside the last ones users are missing. Tokens a second are those that came
+while all users were there. Figures are medians of the rounds'.
 """
 
 import asyncio
-import multiprocessing
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from random import Random
 
 from rich.progress import track
 
-from benchmarks.part08_http_latency import HOST, MODEL, Make, serve
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.load_process import server_process
+from benchmarks.part08_http_latency import MODEL, Make, app
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job, endless_jobs
 from engine.load.report import spread
@@ -26,9 +28,8 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.static import StaticScheduler
 
-QUESTION = "What do users feel, and what does the server get done, as 1 to 128 of them ask at once?"
-PROMPT_TOKENS, NEW_TOKENS, BUDGET = (8, 64), (16, 64), 512
-LEAST_ANSWERS = 32  # at each point, however few users there are
+PROMPT_TOKENS, NEW_TOKENS, BUDGET = (8, 64), (8, 24), 512
+LEAST_ANSWERS = 8  # that count at each point of a round, however few users there are
 NAMES = ("FIFO", "static", "continuous")
 TABLES = {
     "first_word_ms": "ttft_p50", "whole_answer_ms": "e2e_p50", "whole_answer_p95_ms": "e2e_p95",
@@ -52,9 +53,9 @@ def schedulers(seats: int) -> dict[str, Make]:
 
 async def point(url: str, users: int) -> dict:
     """Latencies in ms and tokens a second, with so many users."""
-    rounds = max(3, LEAST_ANSWERS // users + 2)
+    answers = max(3, LEAST_ANSWERS // users + 2)  # of each user
     jobs = endless_jobs(PROMPT_TOKENS, NEW_TOKENS, Random(users))
-    work = [[next(jobs) for _ in range(rounds)] for _ in range(users)]
+    work = [[next(jobs) for _ in range(answers)] for _ in range(users)]
     async with http_client(url) as http:
         endpoint = Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
 
@@ -90,47 +91,56 @@ def within(seen: RequestRecord, start: float, end: float) -> float:
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.splitlines()[0], most=128, seats=16)
-    crowds = [2**i for i in range(options.most.bit_length())]
-    context = multiprocessing.get_context("spawn")
-    found: dict[str, list[dict]] = {}
-    for name, make in schedulers(options.seats).items():
-        pipe, there = context.Pipe()
-        server = context.Process(target=serve, args=(there, make, options.seats), daemon=True)
-        server.start()
-        try:
-            url = f"http://{HOST}:{pipe.recv()}"
-            asyncio.run(point(url, 4))  # warms up
-            found[name] = [asyncio.run(point(url, users)) for users in track(crowds, name)]
-        finally:
-            server.terminate()
-            server.join()
+    options = whole_numbers(__doc__.splitlines()[0], rounds=5, most=64, seats=16)
+    crowds = [4**i for i in range(options.most.bit_length()) if 4**i <= options.most]
+    found: dict[str, list[list[dict]]] = {name: [] for name in NAMES}  # [round][crowd]
+    with ExitStack() as stack:
+        urls = {}
+        for name, make in schedulers(options.seats).items():
+            urls[name] = stack.enter_context(server_process(partial(app, make, options.seats)))
+            asyncio.run(point(urls[name], 4))  # warms up
+        for _ in track(range(options.rounds), "rounds"):
+            for name, url in urls.items():
+                found[name].append([asyncio.run(point(url, users)) for users in crowds])
 
+    def rounds(name: str, i: int, key: str) -> list[float]:
+        return [seen[i][key] for seen in found[name]]
+
+    keys = [key for key in found[NAMES[0]][0][0] if key != "users"]
+    kept = {
+        name: [{key: quartiles(rounds(name, i, key)) for key in keys} for i in range(len(crowds))]
+        for name in NAMES
+    }
+    points = {
+        name: [
+            {"users": users} | {key: seen["median"] for key, seen in of.items()}
+            for users, of in zip(crowds, kept[name], strict=True)
+        ]
+        for name in NAMES
+    }
     tables = {
         title: {
             "columns": ["users at once", *NAMES],
             "rows": [
-                [users, *(round(found[name][i][key], 1) for name in NAMES)] for i, users in enumerate(crowds)
+                [users, *(middle(rounds(name, i, key)) for name in NAMES)] for i, users in enumerate(crowds)
             ],
         }
         for title, key in TABLES.items()
     }
-    last = {name: points[-1] for name, points in found.items()}
     path = record(
         "part15_concurrency",
-        QUESTION,
+        __doc__.splitlines()[0],
         {
             "model": MODEL, "seats": options.seats, "max_num_batched_tokens": BUDGET,
             "prompt_tokens": "{} to {}".format(*PROMPT_TOKENS), "new_tokens": "{} to {}".format(*NEW_TOKENS),
-            "torch_threads": 1, "users": crowds, "generator": "on the same machine",
+            "torch_threads": 1, "users": crowds, "rounds": options.rounds,
+            "generator": "on the same machine",
         },
         {
-            "points": found,
+            "points": points,
+            "rounds": kept,
             "most_users": crowds[-1],
-            "tokens_per_second_at_most": {name: one["tokens_per_second"] for name, one in last.items()},
-            "continuous_over_fifo": last["continuous"]["tokens_per_second"]
-            / last["FIFO"]["tokens_per_second"],
-            "e2e_p50_seconds_at_most": {name: one["e2e_p50"] / 1e3 for name, one in last.items()},
+            "tokens_per_second_at_most": {name: of[-1]["tokens_per_second"] for name, of in points.items()},
         },
         tables,
     )  # fmt: skip

@@ -1,26 +1,24 @@
 """How many answers come in time, as more is asked for than a server can do: with a bound, and without?
 
-    python -m benchmarks.part15_goodput [--rounds 5] [--seats 8] [--seconds 10]     # 15 minutes
+    python -m benchmarks.part15_goodput --percent 300 [--rounds 5] [--seats 8] [--seconds 5]    # two minutes
+    python -m benchmarks.part15_goodput         # puts together what was measured at each of PERCENTS
 
 `storyteller`, one thread, a server in a process of its own for each side: no bound, a bound of twice the
 seats, no bound but a deadline. First a closed loop with twice as many users as seats says what full seats
-complete. Then an open loop offers shares of that: requests come by chance (Poisson), each is sent once. In
-time is who has all of the answer GOOD_SECONDS after it was due. Counted are the requests of the second half:
-the first half fills the queue. The sides take turns at each share, with the same requests.
+complete. Then an open loop offers so many percent of that: requests come by chance (Poisson), each is sent
+once. In time is who has all of the answer GOOD_SECONDS after it was due. Counted are the requests of the
+second half: the first half fills the queue. In each round the sides take turns, with the same requests.
 """
 
 import asyncio
-import multiprocessing
-import statistics
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from random import Random
 
-import torch
-import uvicorn
+from fastapi import FastAPI
 
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.load_process import server_process
+from benchmarks.record import derive, middle, quartiles, read_record, record, show, whole_numbers
 from engine.cache.slots import SlotMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
@@ -37,12 +35,12 @@ from engine.server.app import create_app
 from engine.server.capacity import Capacity, QueueLimits
 from engine.text.tokenizer import Tokenizer
 
-MODEL, HOST = "storyteller", "127.0.0.1"
+MODEL = "storyteller"
 PROMPT_TOKENS, NEW_TOKENS, BUDGET = (8, 32), (32, 96), 256
-SHARES = (0.5, 1.0, 1.5, 2.0, 3.0)  # of what full seats complete
-GOOD_SECONDS = 2.0
+PERCENTS = (50, 100, 300)  # of what full seats complete
+GOOD_SECONDS = 1.0
 NO_BOUND = 10**6  # sequences
-CAPACITY_SECONDS = 10
+CAPACITY_SECONDS = 5
 
 
 def sides(seats: int) -> dict[str, tuple[int, float | None]]:
@@ -54,9 +52,8 @@ def sides(seats: int) -> dict[str, tuple[int, float | None]]:
     }
 
 
-def serve(pipe: Connection, seats: int, bound: int, request_timeout: float | None) -> None:
-    """The server's process: says its port, and serves until it is terminated."""
-    torch.set_num_threads(1)
+def app(seats: int, bound: int, request_timeout: float | None) -> FastAPI:
+    """A side's server."""
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
     memory = SlotMemory(model.config, seats, 256)
@@ -64,17 +61,7 @@ def serve(pipe: Connection, seats: int, bound: int, request_timeout: float | Non
     runner = ModelRunner([EagerWay(model, memory)], memory)
     engine = LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=256)
     capacity = Capacity(QueueLimits(bound, bound * 256), seats)
-    app = create_app(Admission(EngineThread(engine, MODEL), capacity, request_timeout))
-    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
-
-    async def run() -> None:
-        running = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        pipe.send(server.servers[0].sockets[0].getsockname()[1])
-        await running
-
-    asyncio.run(run())
+    return create_app(Admission(EngineThread(engine, MODEL), capacity, request_timeout))
 
 
 async def full_seats(url: str, seats: int) -> float:
@@ -87,89 +74,75 @@ async def full_seats(url: str, seats: int) -> float:
 
 
 async def offered(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
-    """What comes of `rate` requests per second: figures per second, of the requests of the second half."""
+    """What comes of `rate` requests per second: figures per second, of the requests of the second half. Who
+    waits when nobody can be in time any more hangs up, and leaves the server to the next round.
+    """
     jobs = poisson_jobs(rate, seconds, PROMPT_TOKENS, NEW_TOKENS, Random(seed))
     async with http_client(url) as http:
         run = Run(Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True}).ask)
-        await run.watch(run.open_loop(jobs))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds + GOOD_SECONDS):
+                await run.watch(run.open_loop(jobs))
     counted = [seen for seen in run.records if seen.due >= run.start + seconds / 2]
     good = LatencyLimits(e2e=GOOD_SECONDS)
     return {
-        "asked": len(counted) / (seconds / 2),
+        "asked": sum(job.at >= seconds / 2 for job in jobs) / (seconds / 2),
         "in_time": sum(map(good.are_met, counted)) / (seconds / 2),
         "refused": sum(seen.outcome == "429" for seen in counted) / (seconds / 2),
-        "e2e_p50": statistics.median([seen.e2e for seen in counted if seen.ok] or [0.0]),
         "generator_late_ms": max(run.wakeup_delays, default=0.0) * 1e3,
     }
 
 
-def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], rounds=5, seats=8, seconds=10)
-    context = multiprocessing.get_context("spawn")
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+def at(percent: int, rounds: int, seats: int, seconds: int) -> None:
+    """Measure one point of the curve."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides(seats)}
     with ExitStack() as stack:
         urls = {}
-        for name, (bound, deadline) in sides(args.seats).items():
-            pipe, there = context.Pipe()
-            process = context.Process(target=serve, args=(there, args.seats, bound, deadline), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            urls[name] = f"http://{HOST}:{pipe.recv()}"
-            asyncio.run(full_seats(urls[name], args.seats // 2))  # warms up
-        most = [asyncio.run(full_seats(urls["no bound"], args.seats)) for _ in range(2)]
-        for share in SHARES:
-            for turn in range(args.rounds):
-                for name, url in urls.items():
-                    seen = asyncio.run(offered(url, share * most[0], args.seconds, seed=turn))
-                    found.setdefault(name, {}).setdefault(f"{share:g}", []).append(seen)
-        most.append(asyncio.run(full_seats(urls["no bound"], args.seats)))
-    points = {
-        name: {
-            share: {
-                "in_time": statistics.median(one["in_time"] for one in rounds),
-                "least": min(one["in_time"] for one in rounds),
-                "most": max(one["in_time"] for one in rounds),
-                "refused": statistics.median(one["refused"] for one in rounds),
-                "e2e_p50": statistics.median(one["e2e_p50"] for one in rounds),
-            }
-            for share, rounds in shares.items()
-        }
-        for name, shares in found.items()
-    }
-    table = {
-        "columns": ["asked for, of what full seats complete", *points],
-        "rows": [
-            [
-                f"{share:g}",
-                *(
-                    f"{one['in_time']:.1f} ({one['least']:.1f} to {one['most']:.1f})"
-                    for one in (shares[f"{share:g}"] for shares in points.values())
-                ),
-            ]
-            for share in SHARES
-        ],
-    }
-    waits = {
-        "columns": ["asked for, of what full seats complete", *points],
-        "rows": [
-            [f"{share:g}", *(shares[f"{share:g}"]["e2e_p50"] for shares in points.values())]
-            for share in SHARES
-        ],
-    }
-    tables = {"in_time": table, "whole_answer_seconds": waits}
-    path = record(
-        "part15_goodput",
-        __doc__.splitlines()[0],
-        {
-            "model": MODEL, "seats": args.seats, "bound": 2 * args.seats, "good_seconds": GOOD_SECONDS,
-            "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "seconds": args.seconds,
-            "rounds": args.rounds, "torch_threads": 1, "generator": "on the same machine",
-        },
-        {"full_seats": most[0], "full_seats_each_time": most, "points": points, "rounds": found},
-        tables,
-    )  # fmt: skip
-    show(path, tables)
+        for name, (bound, deadline) in sides(seats).items():
+            urls[name] = stack.enter_context(server_process(partial(app, seats, bound, deadline)))
+            asyncio.run(full_seats(urls[name], seats // 2))  # warms up
+        most = [asyncio.run(full_seats(urls["no bound"], seats))]
+        for turn in range(rounds):
+            for name, url in urls.items():
+                found[name].append(asyncio.run(offered(url, percent / 100 * most[0], seconds, seed=turn)))
+        most.append(asyncio.run(full_seats(urls["no bound"], seats)))
+    of_rounds = {
+        name: {key: [one[key] for one in seen] for key in seen[0]} for name, seen in found.items()
+    }  # side -> figure -> of each round
+    kept = {name: {key: quartiles(of[key]) for key in of} for name, of in of_rounds.items()}
+    row = [f"{percent / 100:g}", *(middle(of["in_time"]) for of in of_rounds.values())]
+    tables = {"in_time": {"columns": ["asked for, of what full seats complete", *found], "rows": [row]}}
+    workload = {
+        "model": MODEL, "seats": seats, "bound": 2 * seats, "good_seconds": GOOD_SECONDS,
+        "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "seconds": seconds,
+        "rounds": rounds, "torch_threads": 1, "generator": "on the same machine",
+    }  # fmt: skip
+    figures = {"full_seats_before_and_after": most, "rounds": kept}
+    name = f"part15_goodput_{percent}"
+    show(record(name, __doc__.splitlines()[0], workload, figures, tables), tables)
+
+
+def together() -> None:
+    """The curve, of the points that are recorded."""
+    records = [read_record(f"part15_goodput_{percent}") for percent in PERCENTS]
+    if len({str(one["machine"]) for one in records}) > 1:
+        raise ValueError(f"the points {PERCENTS} are of several machines: measure all on one")
+    parts = [one["tables"]["in_time"] for one in records]
+    rows = [row for part in parts for row in part["rows"]]
+    tables = {"in_time": {"columns": parts[0]["columns"], "rows": rows}}
+    figures = {
+        str(percent): one["figures"] for percent, one in zip(PERCENTS, records, strict=True)
+    }  # by percent
+    source = f"part15_goodput_{PERCENTS[0]}"
+    show(derive("part15_goodput", source, __doc__.splitlines()[0], figures, tables), tables)
+
+
+def main() -> None:
+    args = whole_numbers(__doc__.splitlines()[0], percent=0, rounds=5, seats=8, seconds=5)
+    if args.percent:
+        at(args.percent, args.rounds, args.seats, args.seconds)
+    else:
+        together()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What does speculation gain, and where does it lose?
 
-    python -m benchmarks.part16_speculation [--rounds 3] [--tokens 100]
+    python -m benchmarks.part16_speculation [--rounds 5] [--tokens 64]      # two or three minutes
 
 storyteller and its draft, fp32 arithmetic, weights packed, one thread, greedy, end of sequence ignored;
 prompts are held-out stories' beginnings. All sides of a comparison take turns in one run, and must say the
@@ -33,7 +33,7 @@ from benchmarks.part16_engines import (
     with_draft_model,
     with_ngrams,
 )
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.cache.single import CachedForward, SingleCache
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
@@ -115,9 +115,9 @@ def step_by_step(
     return seconds
 
 
-def faster(seconds: dict[str, list[float]], side: str, other: str) -> float:
-    """How many times as fast `side` is as `other`."""
-    return statistics.median(b / a for a, b in zip(seconds[side], seconds[other], strict=True))
+def faster(seconds: dict[str, list[float]], side: str, other: str) -> list[float]:
+    """How many times as fast `side` is as `other`, by round."""
+    return [b / a for a, b in zip(seconds[side], seconds[other], strict=True)]
 
 
 def alpha_of(tally: Tally, k: int) -> float:
@@ -135,15 +135,16 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
     seconds = take_turns(sides, rounds)
     count = tokens * len(PROMPTS)
     best = min((LOOP, PLAIN), key=lambda name: statistics.median(seconds[name]))
-    rows = []
+    rows, gains = [], {}
     for name in sides:
         tally = speculation_of(engines[name]).tally if name in engines else None
         # Each step brings one token and the accepted drafts.
         told = count * (rounds + 1)
         per_step = told / (told - tally.accepted) if tally else 1.0
         speed = count / statistics.median(seconds[name])
-        rows.append([name, speed, per_step, faster(seconds, name, best)])
-    gains = {name: gain for name, *_, gain in rows}
+        in_rounds = faster(seconds, name, best)
+        gains[name] = statistics.median(in_rounds)
+        rows.append([name, speed, per_step, middle(in_rounds)])
     fixed = [gains[f"{k} drafts"] for k in range(1, MOST + 1)]
     longest = speculation_of(engines[f"{MOST} drafts"]).tally
     reached = [longest.drafts, *longest.accepted_at]  # how often the i-th draft was judged
@@ -201,7 +202,8 @@ def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) ->
         {
             "spoilt": share,
             "alpha": alpha_of(speculation_of(engine).tally, DRAFTS),
-            "gain": faster(seconds, share, PLAIN),
+            "gain": statistics.median(faster(seconds, share, PLAIN)),
+            "rounds": quartiles(faster(seconds, share, PLAIN)),
         }
         for share, engine in engines.items()
     ]
@@ -228,8 +230,9 @@ def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         tally, told = speculation_of(finding_out).tally, B * tokens * (rounds + WARM)
         gains = [faster(seconds, name, "plain") for name in ("fixed", "adaptive")]
         speed = B * tokens / statistics.median(seconds["plain"])
-        rows.append([B, speed, *gains, tally.proposed / (told - tally.accepted)])
-        figures[f"b{B}"] = {"plain": speed, "fixed": gains[0], "adaptive": gains[1]}
+        rows.append([B, speed, *map(middle, gains), tally.proposed / (told - tally.accepted)])
+        fixed, adapting = map(statistics.median, gains)
+        figures[f"b{B}"] = {"plain": speed, "fixed": fixed, "adaptive": adapting}
     columns = [
         "requests at once",
         "no drafts, tokens/s",
@@ -254,11 +257,14 @@ def ngrams(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
             {name: one_after_the_other(engine, prompts, params) for name, engine in composed.items()},
             rounds,
         )
+        gains = []
         for name, engine in engines.items():
             tally, told = speculation_of(engine).tally, tokens * len(prompts) * (rounds + 1)
             share = tally.accepted / max(tally.proposed, 1)
-            rows.append([text, name, share, told / (told - tally.accepted), faster(seconds, name, PLAIN)])
-        figures[key] = {"fixed": rows[-2][-1], "adaptive": rows[-1][-1]}
+            in_rounds = faster(seconds, name, PLAIN)
+            gains.append(statistics.median(in_rounds))
+            rows.append([text, name, share, told / (told - tally.accepted), middle(in_rounds)])
+        figures[key] = dict(zip(("fixed", "adaptive"), gains, strict=True))
     return figures, {
         "columns": ["text", "drafts", "accepted", "tokens per step", "× no drafts"],
         "rows": rows,
@@ -266,7 +272,7 @@ def ngrams(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
 
 
 def main() -> None:
-    options = whole_numbers(__doc__.split("\n")[0], rounds=3, tokens=100)
+    options = whole_numbers(__doc__.split("\n")[0], rounds=5, tokens=64)
     torch.set_num_threads(1)
     models = load()
     figures, tables = {}, {}
@@ -275,8 +281,8 @@ def main() -> None:
     fixed, figures["acceptance"] = against_acceptance(models, options.tokens, options.rounds, costs)
     figures["ms"] = costs | fixed
     many = load(rows=16)
-    figures["crowd"], tables["crowd"] = crowds(many, options.tokens // 2, max(1, options.rounds - 1))
-    figures["ngram"], tables["ngram"] = ngrams(models, options.tokens, max(1, options.rounds - 1))
+    figures["crowd"], tables["crowd"] = crowds(many, options.tokens // 2, options.rounds)
+    figures["ngram"], tables["ngram"] = ngrams(models, options.tokens, options.rounds)
     columns = ["rows", *range(1, 9), "draft, 1 row"]
     tables["costs"] = {"columns": list(map(str, columns)), "rows": [["ms", *costs.values()]]}
     workload = {

@@ -5,26 +5,23 @@
 storyteller on held-out stories, as part17_perplexity has it. Only the weights of linear layers are rounded;
 embedding and output layer stay in fp32. Numbers of a group are kept in fp16. Centred codes go from −c to c
 with c = 2^(bits − 1) − 1, and take a scale alone. A perplexity is no time: a busy machine gives the same.
-Needs ../shared/data.
+Needs stories_val.txt of the folder of texts.
 """
 
 import argparse
 import math
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.part17_perplexity import MODEL, PIECE, losses
-from benchmarks.record import ROOT, record
+from benchmarks.record import DATA, corpus, record
 from engine.layers.replace import linear_names
 from engine.models.loader import load_model
 from engine.quantization.codes import RANGE_SHARES
 from engine.text.tokenizer import Tokenizer
 
-DATA = Path(os.environ.get("RUVON_DATA", ROOT.parent / "shared" / "data"))
 BITS = (8, 6, 5, 4, 3, 2)
 GROUP = 64
 
@@ -78,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--characters", type=int, default=60_000, help="of held-out text")
     options = parser.parse_args()
-    text = (DATA / "stories_val.txt").read_text(encoding="utf-8")[: options.characters]
+    text = corpus(DATA / "stories_val.txt")[: options.characters]
     ids = Tokenizer.from_pretrained(MODEL).encode(text)
     pieces = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)]
     plain = load_model(MODEL)

@@ -1,6 +1,6 @@
 """What do huge pages gain on a CPU? One request, with the weights on pages of 4 KiB and on huge ones.
 
-    python -m benchmarks.part17_huge_pages [--rounds 5] [--tokens 24]
+    python -m benchmarks.part17_huge_pages [--rounds 5] [--tokens 16]
 
 Part 3's loop, one thread, greedy, random weights in GPT-2 124M's shape in fp32, int8 and int8_dynamic, and
 storyteller's shape in fp32. Memory once on huge pages stays there: so each measurement is a process of its
@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.part08_against_others import gpt2_shape
 from benchmarks.part17_one_request import ours
-from benchmarks.record import ROOT, record, whole_numbers
-from benchmarks.workloads import fp32_twin
+from benchmarks.record import ROOT, middle, quartiles, record, show, whole_numbers
+from benchmarks.workloads import fp32_twin, ratios
 from engine.machine.huge_pages import huge_pages
 
 SHAPES = {"storyteller": fp32_twin, "GPT-2 124M": gpt2_shape}
@@ -31,7 +31,7 @@ SIDES = {
     "GPT-2 124M, int8_dynamic": ("GPT-2 124M", "int8_dynamic"),
 }
 PAGES = {"small": nullcontext, "huge": huge_pages}
-RUNS = 5
+RUNS = 3
 
 
 def one(folder: str, method: str, pages: str, tokens: str) -> None:
@@ -55,7 +55,7 @@ def measured(folder: Path, method: str, pages: str, tokens: int) -> float:
 
 
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=24)
+    args = whole_numbers(__doc__.splitlines()[0], rounds=5, tokens=16)
     times: dict[str, dict[str, list[float]]] = {side: {pages: [] for pages in PAGES} for side in SIDES}
     with tempfile.TemporaryDirectory() as name:
         folders = {shape: make(Path(name) / shape) for shape, make in SHAPES.items()}
@@ -63,21 +63,23 @@ def main() -> None:
             for side, (shape, method) in SIDES.items():
                 for pages in PAGES:
                     times[side][pages].append(measured(folders[shape], method, pages, args.tokens))
-    rows, figures = [], {}
+    rows, figures = [], {"rounds": {}}
     for side, of in times.items():
-        small, huge = (statistics.median(of[pages]) for pages in PAGES)
-        gain = statistics.median(a / b for a, b in zip(of["small"], of["huge"], strict=True))
-        rows.append([side, round(small, 2), round(huge, 2), round(gain, 2)])
-        figures[side.replace("-", "").replace(", ", "_").replace(" ", "_").lower()] = gain
-    for row in rows:
-        print(*row)
-    record(
+        gains = ratios(of, "huge")["small"]
+        rows.append([side, *(middle(of[pages]) for pages in PAGES), middle(gains)])
+        key = side.replace("-", "").replace(", ", "_").replace(" ", "_").lower()
+        figures[key] = statistics.median(gains)
+        figures["rounds"][key] = quartiles(gains)
+    columns = ["", "4 KiB, ms a token", "huge, ms a token", "gain"]
+    tables = {"gain": {"columns": columns, "rows": rows}}
+    path = record(
         "part17_huge_pages",
         __doc__.splitlines()[0],
         {"rounds": args.rounds, "runs": RUNS, "new_tokens": args.tokens, "batch": 1, "torch_threads": 1},
         figures,
-        {"gain": {"columns": ["", "4 KiB, ms a token", "huge, ms a token", "gain"], "rows": rows}},
+        tables,
     )
+    show(path, tables)
 
 
 if __name__ == "__main__":

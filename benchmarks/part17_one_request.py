@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.part08_against_others import gpt2_shape
-from benchmarks.record import record
+from benchmarks.record import quartiles, record, show, spread
 from benchmarks.workloads import fp32_twin
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
@@ -88,23 +88,26 @@ def main() -> None:
                 start = time.perf_counter()
                 run()
                 rates[side].append(options.tokens / (time.perf_counter() - start))
-    speed = {side: statistics.median(values[1:]) for side, values in rates.items()}
+    counted = {side: values[1:] for side, values in rates.items()}  # the first warms up
+    speed = {side: statistics.median(values) for side, values in counted.items()}
     base = speed["this engine, fp32"]
-    rows = [[side, rate, rate / base] for side, rate in speed.items()]
-    for row in rows:
-        print("{:30} {:8.1f} tokens/s {:6.2f}".format(*row))
-    record(
+    rows = [[side, rate, rate / base, spread(counted[side])] for side, rate in speed.items()]
+    columns = ["side", "tokens/s", "× this engine's fp32", "tokens/s in rounds"]
+    tables = {"race": {"columns": columns, "rows": rows}}
+    path = record(
         f"part17_one_request_{options.model.replace('-', '_')}",
         "One request on a CPU, batch 1: what do int8 weights gain, beside fp32 and CTranslate2?",
         {"model": options.model, "prompt_tokens": PROMPT, "new_tokens": options.tokens, "batch": 1,
          "threads": options.threads, "rounds": options.rounds},
         {"tokens_per_second": {KEYS[side]: rate for side, rate in speed.items()},
+         "rounds": {KEYS[side]: quartiles(values) for side, values in counted.items()},
          "int8_over_fp32": speed["this engine, int8"] / base,
          "dynamic_over_fp32": speed["this engine, int8_dynamic"] / base,
          "int4_over_fp32": speed["this engine, int4"] / base,
          "dynamic_over_ctranslate2": speed["this engine, int8_dynamic"] / speed["CTranslate2, int8"]},
-        {"race": {"columns": ["side", "tokens/s", "× this engine's fp32"], "rows": rows}},
+        tables,
     )  # fmt: skip
+    show(path, tables)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@
 storyteller on held-out stories, in pieces of 256 tokens, each a forward pass of its own. Bytes are those
 of the checkpoint that `save_quantized` writes; fp16 is the embedded checkpoint as it is. `worse` is a mean
 over the pieces, `error` its standard error: the same pieces, so what makes one harder than another falls
-out. Needs ../shared/data.
+out. Needs stories_val.txt of the folder of texts.
 """
 
 import argparse
 import math
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import DATA, corpus, record
 from engine.attention.interface import Spans
 from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
@@ -29,7 +28,6 @@ from engine.text.tokenizer import Tokenizer
 from engine.wiring.attention_kernel import attention_kernel
 
 MODEL, PIECE = "storyteller", 256
-DATA = Path(os.environ.get("RUVON_DATA", ROOT.parent / "shared" / "data"))
 WAYS = {
     "int8": {"method": "int8"},
     "int8_dynamic": {"method": "int8_dynamic"},
@@ -57,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--characters", type=int, default=60_000, help="of held-out text")
     options = parser.parse_args()
-    text = (DATA / "stories_val.txt").read_text(encoding="utf-8")[: options.characters]
+    text = corpus(DATA / "stories_val.txt")[: options.characters]
     ids = Tokenizer.from_pretrained(MODEL).encode(text)
     pieces = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)]
     plain = load_model(MODEL)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.part18_mixed [--rounds 5] [--device cpu]
 
-Greedy requests with prompts of 16 tokens, 32 tokens each; the median time of a decode step over all rounds.
-The sides take turns in every round. Four slots of rank 16; adapters of rank 8 in all linear layers but the
-output layer.
+Greedy requests with prompts of 16 tokens, 32 tokens each; the median time of a decode step in a round, and of
+these the median. The sides take turns in every round. Four slots of rank 16; adapters of rank 8 in all linear
+layers but the output layer.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part18_engines import ADAPTERS, add, engine_with_slots, engine_without
-from benchmarks.record import record, show
+from benchmarks.record import quartiles, record, show, spread
+from benchmarks.workloads import ratios
 from engine.lora.adapter import read_adapter
 
 CROWDS = (1, 4, 16)  # requests at once
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows, figures = [], {}
+    rows, figures, spreads = [], {}, {}
     for crowd in CROWDS:
         plain = engine_without(crowd, device=options.device)
         full = engine_without(crowd, full=True, device=options.device)
@@ -67,17 +68,20 @@ def main() -> None:
         if crowd > 1:
             sides["slots, base and two adapters"] = (engine, [([None, *names][i % 3]) for i in range(crowd)])
             sides["slots, four adapters"] = (engine, [names[i % 4] for i in range(crowd)])
-        found: dict[str, list[float]] = {side: [] for side in sides}
+        found: dict[str, list[float]] = {side: [] for side in sides}  # ms a step, of each round
         for number in range(options.rounds + 1):
             for side, (one, adapters) in sides.items():
                 seconds = decode_steps(one, adapters, options.device)
-                found[side] += seconds if number else []  # the first round warms up
-        median = {side: statistics.median(seconds) for side, seconds in found.items()}
-        base = median["no slots, base"]
-        rows += [[crowd, side, 1e3 * seconds, seconds / base] for side, seconds in median.items()]
-        figures[str(crowd)] = {side: round(seconds / base, 3) for side, seconds in median.items()}
-    columns = ["requests", "side", "ms a decode step", "times the base without slots"]
-    rows = [[crowd, side, round(ms, 2), round(times, 2)] for crowd, side, ms, times in rows]
+                if number:  # the first round warms up
+                    found[side].append(statistics.median(seconds) * 1e3)
+        times = ratios(found, "no slots, base")
+        for side, ms in found.items():
+            step, ratio = statistics.median(ms), statistics.median(times[side])
+            rows.append([crowd, side, round(step, 2), round(ratio, 2), spread(times[side])])
+        figures[str(crowd)] = {side: round(statistics.median(of), 3) for side, of in times.items()}
+        spreads[str(crowd)] = {side: quartiles(ms) for side, ms in found.items()}
+    figures["rounds_ms"] = spreads
+    columns = ["requests", "side", "ms a decode step", "times the base without slots", "in rounds"]
     tables = {"steps": {"columns": columns, "rows": rows}}
     name = "part18_mixed" + ("" if options.device == "cpu" else "_gpu")
     workload = {"model": "storyteller", "rank": 8, "slots": 4, "slot_rank": 16, "rounds": options.rounds}

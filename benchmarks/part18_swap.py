@@ -1,14 +1,13 @@
 """How long does a swap take, and how long does it make others wait for their next token?
 
-    python -m benchmarks.part18_swap [--swaps 20]
+    python -m benchmarks.part18_swap [--rounds 5] [--swaps 8]
 
 An engine in its thread, a stream whose tokens are timed all the while, and another task that gives one name
 the one adapter and the other by turns, from the files each time, and asks for one token with it: the step
 that computes this token copies the adapter into its slot. The longest pause of the stream is beside that of
-as long a time without swaps, in the same run.
+as long a time without swaps, in the same round. Figures are medians of the rounds' medians and longest.
 """
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -20,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part18_engines import ADAPTERS, engine_with_slots
-from benchmarks.record import record, show
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.decoding.params import SamplingParams
 from engine.server.adapters import AdapterEngineThread
 
@@ -45,21 +44,24 @@ async def pauses(backend: AdapterEngineThread, until: asyncio.Event) -> list[flo
     return found
 
 
-async def measure(swaps: int) -> dict[str, list[float]]:
-    """Seconds of each swap, of the copy in it, and of the stream's pauses with and without."""
+async def measure(rounds: int, swaps: int) -> list[dict[str, list[float]]]:
+    """Of each round, ms: of each swap, of the copy in it, and of the stream's pauses with and without."""
     engine, manager = engine_with_slots(4)
     backend = AdapterEngineThread(engine, "base", manager)
-    found: dict[str, list[float]] = {name: [] for name in ("swap", "copy", "with", "without")}
-    write = manager.slots.write
+    found: dict[str, list[float]] = {}
+    write, every = manager.slots.write, []
 
     def timed(*arguments):
         start = time.perf_counter()
         write(*arguments)
-        found["copy"].append(time.perf_counter() - start)
+        found["copy"].append((time.perf_counter() - start) * 1e3)
 
     manager.slots.write = timed
     async with backend:
-        for with_swaps in (True, False) * 2:
+        for with_swaps in (True, False) * rounds:
+            if with_swaps:  # a round begins
+                found = {name: [] for name in ("swap", "copy", "with", "without")}
+                every.append(found)
             done = asyncio.Event()
             watching = asyncio.create_task(pauses(backend, done))
             await asyncio.sleep(0.3)
@@ -70,40 +72,36 @@ async def measure(swaps: int) -> dict[str, list[float]]:
                     await backend.load_adapter("style", ADAPTERS / name, load_inplace=True)
                     async for _ in await backend.generate("Dear", ONE_TOKEN, f"swap {i}", adapter="style"):
                         pass
-                    found["swap"].append(time.perf_counter() - begin)
+                    found["swap"].append((time.perf_counter() - begin) * 1e3)
                 await asyncio.sleep(0.1)
             done.set()
-            found["with" if with_swaps else "without"] += await watching
-    return found
+            found["with" if with_swaps else "without"] += [1e3 * pause for pause in await watching]
+    return every
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--swaps", type=int, default=20)
-    options = parser.parse_args()
+    options = whole_numbers(__doc__.splitlines()[0], rounds=5, swaps=8)
     torch.set_num_threads(1)
-    found = asyncio.run(measure(options.swaps))
+    found = asyncio.run(measure(options.rounds, options.swaps))
+    titles = {
+        "swap": "a swap, from files to its first token",
+        "copy": "of it the copy",
+        "with": "pause between two tokens of a stream, with swaps",
+        "without": "the same, without",
+    }
+    medians = {name: [statistics.median(one[name]) for one in found] for name in titles}
+    longest = {name: [max(one[name]) for one in found] for name in titles}
     rows = [
-        [
-            what,
-            len(found[name]),
-            round(1e3 * statistics.median(found[name]), 2),
-            round(1e3 * max(found[name]), 2),
-        ]
-        for what, name in {
-            "a swap, from files to its first token": "swap",
-            "of it the copy": "copy",
-            "pause between two tokens of a stream, with swaps": "with",
-            "the same, without": "without",
-        }.items()
+        [title, sum(len(one[name]) for one in found), middle(medians[name]), middle(longest[name])]
+        for name, title in titles.items()
     ]
-    tables = {"swap": {"columns": ["what", "times", "median, ms", "longest, ms"], "rows": rows}}
+    tables = {"swap": {"columns": ["what", "times", "median, ms", "longest of a round, ms"], "rows": rows}}
     figures = {
-        "swap_ms": rows[0][2], "longest_swap_ms": rows[0][3], "copy_ms": rows[1][2],
-        "longest_copy_ms": rows[1][3],
-        "longest_pause_ms": rows[2][3], "longest_pause_without_ms": rows[3][3],
-    }  # fmt: skip
-    show(record("part18_swap", __doc__.splitlines()[0], {"swaps": options.swaps}, figures, tables), tables)
+        "median_ms": {name: quartiles(ms) for name, ms in medians.items()},
+        "longest_ms": {name: quartiles(ms) for name, ms in longest.items()},
+    }
+    workload = {"rounds": options.rounds, "swaps": options.swaps}
+    show(record("part18_swap", __doc__.splitlines()[0], workload, figures, tables), tables)
 
 
 if __name__ == "__main__":

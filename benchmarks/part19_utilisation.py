@@ -1,10 +1,11 @@
 """What does an output token cost on a server that waits, and on one that is full?
 
-    python -m benchmarks.part19_utilisation [--seconds 12]
+    python -m benchmarks.part19_utilisation [--rounds 5] [--seconds 3]      # two or three minutes
 
-`storyteller` over pages with SEATS seats. First everything at once: the most that the server can do. Then
-requests come by chance (Poisson) at shares of that rate, for `seconds` each, and a meter keeps the bill until
-the time is over and the last answer has ended. A price is supposed: PRICE dollars an hour.
+`storyteller` over pages with SEATS seats. First everything at once: the most that the server can do. Then, in
+rounds, requests come at shares of that rate, for `seconds` each, and a meter keeps the bill until the time is
+over and the last answer has ended. When they come is drawn anew each time, how many is not, so that rounds of
+a share are alike. Figures are medians of the rounds. A price is supposed: PRICE dollars an hour.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.record import quartiles, record, show, spread, whole_numbers
 from engine.cache.memory import PageMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
@@ -70,14 +71,16 @@ class Server:
         await asyncio.gather(*(self.ask(random.Random(i)) for i in range(ALL_AT_ONCE)))
         return ALL_AT_ONCE / (time.perf_counter() - start)
 
-    async def at_rate(self, rate: float, seconds: float) -> Bill:
+    async def at_rate(self, rate: float, seconds: float, seed: int) -> Bill:
         """The bill from the first second until the time is over and the last answer has ended."""
-        rng, tasks = random.Random(19), []
+        rng, tasks = random.Random(seed), []
+        # The moments of a Poisson process of which it is known how many there are.
+        moments = sorted(rng.uniform(0, seconds) for _ in range(max(1, round(rate * seconds))))
         meter = CostMeter(Price.parse(PRICE))
         self.engine.listeners.add(meter)
-        start = at = time.perf_counter()
-        while (at := at + rng.expovariate(rate)) < start + seconds:
-            await asyncio.sleep(max(at - time.perf_counter(), 0))
+        start = time.perf_counter()
+        for at in moments:
+            await asyncio.sleep(max(start + at - time.perf_counter(), 0))
             tasks.append(asyncio.create_task(self.ask(rng)))
         await asyncio.sleep(max(start + seconds - time.perf_counter(), 0))
         await asyncio.gather(*tasks)
@@ -86,45 +89,55 @@ class Server:
         return bill
 
 
-async def play(seconds: float) -> tuple[float, list[tuple[float, Bill]]]:
+async def play(rounds: int, seconds: float) -> tuple[float, dict[float, list[Bill]]]:
+    """The most requests a second, and each share's bills."""
     server = Server()
     async with server.backend:
         await server.at_once()  # the first run warms up
         rate = await server.at_once()
-        return rate, [(share, await server.at_rate(share * rate, seconds)) for share in SHARES]
+        bills: dict[float, list[Bill]] = {share: [] for share in SHARES}
+        for turn in range(rounds):
+            for share, found in bills.items():
+                found.append(await server.at_rate(share * rate, seconds, seed=turn))
+        return rate, bills
+
+
+def figures_of(bill: Bill) -> dict[str, float]:
+    """Of one share in one round."""
+    return {
+        "requests": bill.num_ended,
+        "seconds": bill.total_ns / 1e9,
+        "used": bill.utilization,
+        "output_tokens": bill.tokens["output"],
+        "output_tokens_per_second": bill.tokens["output"] / (bill.total_ns / 1e9),
+        "dollars_per_million_output": float(bill.per_output_token) * 1e6,
+        "dollars_per_million_output_paid": float(bill.per_token("output")) * 1e6,
+    }
 
 
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], seconds=12)
+    args = whole_numbers(__doc__.splitlines()[0], rounds=5, seconds=3)
     torch.set_num_threads(1)
-    rate, bills = asyncio.run(play(args.seconds))
-    points = [
-        {
-            "share": share,
-            "requests": bill.num_ended,
-            "seconds": bill.total_ns / 1e9,
-            "used": bill.utilization,
-            "output_tokens": bill.tokens["output"],
-            "dollars_per_million_output": float(bill.per_output_token or 0) * 1e6,
-            "dollars_per_million_output_paid": float(bill.per_token("output") or 0) * 1e6,
-        }
-        for share, bill in bills
-        if bill.num_ended
-    ]
-    rows = [
-        [
-            f"{point['share']:.0%}",
-            point["requests"],
+    rate, bills = asyncio.run(play(args.rounds, args.seconds))
+    points, rows = [], []
+    for share, of_share in bills.items():
+        seen = list(map(figures_of, of_share))
+        rounds = {key: [one[key] for one in seen] for key in seen[0]}
+        kept = {key: quartiles(values) for key, values in rounds.items()}
+        point = {key: one["median"] for key, one in kept.items()}
+        points.append({"share": share, **point, "rounds": kept})
+        rows.append([
+            f"{share:.0%}",
+            sum(map(int, rounds["requests"])),
             f"{point['used']:.0%}",
-            round(point["output_tokens"] / point["seconds"]),
+            round(point["output_tokens_per_second"]),
             round(point["dollars_per_million_output"], 3),
             round(point["dollars_per_million_output_paid"], 3),
-        ]
-        for point in points
-    ]
+            spread(rounds["dollars_per_million_output"]),
+        ])  # fmt: skip
     columns = [
         "requests come at, of the most", "requests", "time that requests pay for", "output tokens/s",
-        "$ per million output tokens, all in", "of that paid by requests, for output",
+        "$ per million output tokens, all in", "of that paid by requests, for output", "all in, by rounds",
     ]  # fmt: skip
     tables = {"load": {"columns": columns, "rows": rows}}
     first, last = points[0], points[-1]
@@ -134,7 +147,10 @@ def main() -> None:
         "points": points,
         "times_dearer": first["dollars_per_million_output"] / last["dollars_per_million_output"],
     }
-    workload = {"model": MODEL, "seats": SEATS, "seconds": args.seconds, "output": OUTPUT, "shares": SHARES}
+    workload = {
+        "model": MODEL, "seats": SEATS, "rounds": args.rounds, "seconds": args.seconds, "output": OUTPUT,
+        "shares": SHARES,
+    }  # fmt: skip
     path = record("part19_utilisation", __doc__.splitlines()[0], workload, figures, tables)
     show(path, tables)
 

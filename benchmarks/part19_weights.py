@@ -1,13 +1,16 @@
 """What does one more token add to a step: read in a prompt, chosen, or held in the cache?
 
-    python -m benchmarks.part19_weights [--rounds 6]
+    python -m benchmarks.part19_weights [--rounds 5]      # about a minute
 
 `storyteller` over pages, as the server has it. Steps of known composition: some sequences that get a token
-each, with so many tokens behind them, and beside them so many tokens of a prompt. Of each composition the
-fastest of the rounds counts, by the processor's time: others' work on the machine disturbs it least. Least
-squares, each step weighed by 1 / its time, so that a short step counts as a long one, and no number below 0:
+each, with so many tokens behind them, and beside them so many tokens of a prompt. In each round all
+compositions take turns. Of each the fastest step counts, by the processor's time: others' work on the
+machine disturbs it least. Least squares, each step weighed by 1 / its time, so that a short step counts as a
+long one, and no number below 0:
 
     time = whatever is in it + input · prompt tokens + output · chosen tokens + held · tokens held
+
+The weights are fitted to the fastest of all rounds. Their spread is that of the rounds, each fitted alone.
 """
 
 import sys
@@ -20,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.record import quartiles, record, show, spread, whole_numbers
 from engine.cache.memory import PageMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
@@ -36,6 +39,7 @@ SEATS = 16
 DECODES = (0, 1, 2, 4, 8, 15)
 CONTEXTS = (32, 128, 384)
 PROMPTS = (0, 16, 48, 96, 192)
+STEPS = 2  # of each composition in a round, behind one that warms up
 GROWS = 64  # tokens that a sequence may get here, at most
 PARAMS = SamplingParams(temperature=0, max_tokens=GROWS, ignore_eos=True)
 Step = tuple[int, int, int]  # prompt tokens, chosen tokens, tokens held
@@ -68,13 +72,21 @@ class Bench:
             made.append(request)
         return made
 
-    def fastest(self, decodes: int, context: int, rounds: int) -> dict[Step, float]:
+    def round(self) -> dict[Step, float]:
+        """Seconds of the fastest step of each composition."""
+        taken: dict[Step, float] = {}
+        for decodes in DECODES:
+            for context in CONTEXTS if decodes else (0,):
+                taken |= self.fastest(decodes, context)
+        return taken
+
+    def fastest(self, decodes: int, context: int) -> dict[Step, float]:
         """Seconds of the fastest step of each composition, with each of PROMPTS beside these sequences."""
         talking = self.requests(decodes, context)
         if talking:
             self.run([(request, context) for request in talking])
         best: dict[int, tuple[float, Step]] = {}
-        for _ in range(1 + rounds):  # the first warms up
+        for _ in range(1 + STEPS):  # the first warms up
             for prompt in PROMPTS:
                 if not talking and not prompt:
                     continue
@@ -111,35 +123,44 @@ def fit(features: np.ndarray, ns: np.ndarray) -> np.ndarray:
         del columns[int(solved.argmin())]
 
 
+def fitted(taken: list[tuple[Step, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """The weights in ns, and by which share each step is off."""
+    ns = np.array([seconds * 1e9 for _, seconds in taken])
+    features = np.array([(1, *step) for step, _ in taken], dtype=float)
+    weights = fit(features, ns)
+    return weights, np.abs(features @ weights / ns - 1)
+
+
 def main() -> None:
-    args = whole_numbers(__doc__.splitlines()[0], rounds=6)
-    assert len(PROMPTS) * (1 + args.rounds) <= GROWS, "so many rounds need more room in the cache"
+    args = whole_numbers(__doc__.splitlines()[0], rounds=5)
+    assert len(PROMPTS) * (1 + STEPS) <= GROWS, "so many steps need more room in the cache"
     torch.set_num_threads(1)
-    bench, taken = Bench(), {}
-    for decodes in DECODES:
-        for context in CONTEXTS if decodes else (0,):
-            taken |= bench.fastest(decodes, context, args.rounds)
-    steps = list(taken)
-    ns = np.array([taken[step] * 1e9 for step in steps])
-    features = np.array([(1, *step) for step in steps], dtype=float)
-    fitted = fit(features, ns)
-    off = np.abs(features @ fitted / ns - 1)
+    bench = Bench()
+    rounds = [list(bench.round().items()) for _ in range(args.rounds)]
+    # The compositions come in the same order in each round.
+    taken = [min(of_one, key=lambda one: one[1]) for of_one in zip(*rounds, strict=True)]
+    steps = [step for step, _ in taken]
+    weights, off = fitted(taken)
+    by_round = np.array([fitted(one)[0] for one in rounds]).T.tolist()  # [weight][round]
     names = ("base", "input", "output", "held")
-    found = {f"{name}_ns": round(float(value)) for name, value in zip(names, fitted, strict=True)}
+    found = {f"{name}_ns": round(float(value)) for name, value in zip(names, weights, strict=True)}
     figures = found | {
+        "rounds": {f"{name}_ns": quartiles(ns) for name, ns in zip(names, by_round, strict=True)},
         "steps": len(steps),
         "median_off": float(np.median(off)),
         "p90_off": float(np.quantile(off, 0.9)),
         "worst_off": float(off.max()),
         "worst": dict(zip(("prompt", "chosen", "held"), steps[int(off.argmax())], strict=True)),
     }
+    titles = (
+        "a step, whatever is in it", "a prompt token (`input`)", "a chosen token (`output`)",
+        "a token held (`held`)",
+    )  # fmt: skip
     rows = [
-        ["a step, whatever is in it", found["base_ns"] / 1e3],
-        ["a prompt token (`input`)", found["input_ns"] / 1e3],
-        ["a chosen token (`output`)", found["output_ns"] / 1e3],
-        ["a token held (`held`)", found["held_ns"] / 1e3],
+        [title, found[f"{name}_ns"] / 1e3, spread([value / 1e3 for value in ns])]
+        for title, name, ns in zip(titles, names, by_round, strict=True)
     ]
-    tables = {"weights": {"columns": ["one more of", "adds microseconds"], "rows": rows}}
+    tables = {"weights": {"columns": ["one more of", "adds microseconds", "in rounds"], "rows": rows}}
     path = record(
         "part19_weights",
         __doc__.splitlines()[0],

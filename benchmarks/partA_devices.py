@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import partA_gpus
-from benchmarks.record import RESULTS, ROOT, record, show
+from benchmarks.record import RESULTS, ROOT, quartiles, record, show
 from engine import LLM
 from engine.models.config import ModelConfig, architecture
 from engine.parallel.executor import LeadingExecutor
@@ -64,8 +64,8 @@ def sums(repeats: int) -> dict:
     rows = []
     for width in (256, 768):
         for tokens in TOKENS:
-            rounds = sorted(1e6 * sum_seconds(tokens, width, repeats) for _ in range(ROUNDS))
-            rows.append([tokens, width, statistics.median(rounds), rounds[1], rounds[-2]])
+            rounds = [1e6 * sum_seconds(tokens, width, repeats) for _ in range(ROUNDS)]
+            rows.append([tokens, width, *quartiles(rounds).values()])
     return {"columns": ["T", "D", "µs a sum", "lower quartile", "upper quartile"], "rows": rows}
 
 
@@ -182,9 +182,7 @@ def steps(tiny: bool) -> tuple[dict, dict]:
             kind = f"prompt of {prompt}" if prompt > 64 else f"decode, {batch} at once"
             base = statistics.median(found[next(iter(sides))][1:])  # the first of each warms up
             for side, values in found.items():
-                rounds = sorted(values[1:])
-                middle, quarter = statistics.median(rounds), len(rounds) // 4
-                ends = rounds[quarter], rounds[-1 - quarter]
+                middle, *ends = quartiles(values[1:]).values()
                 rows.append([name, kind, side, middle, *ends, base / middle])
         for llm in engines.values():
             llm.shutdown()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import ROOT, record, show
+from benchmarks.record import ROOT, quartiles, record, show
 from engine import LLM, SamplingParams
 from engine.models.known_shapes import SHAPES
 from engine.parallel.executor import LeadingExecutor
@@ -67,7 +67,7 @@ def tables_of(found: dict[str, Any]) -> dict[str, dict[str, list]]:
     us_of: dict[tuple[int, int, bool], float] = {}  # by T, D, and whether in a graph
     for tokens, width, alone, in_a_graph in found["sums"] or []:
         us_of[tokens, width, False], us_of[tokens, width, True] = map(statistics.median, (alone, in_a_graph))
-        sums.append([tokens, width, *_spread(alone), *_spread(in_a_graph)])
+        sums.append([tokens, width, *quartiles(alone).values(), *quartiles(in_a_graph).values()])
     for name, side in found["sides"].items():
         if side is None:  # it has failed, and said why
             continue
@@ -85,7 +85,7 @@ def tables_of(found: dict[str, Any]) -> dict[str, dict[str, list]]:
                 share = 2 * side["layers"] * us / 1e3 / middle
             speed = statistics.median(base["ms"][work]) / middle if base else None
             step = f"prompt of {prompt}" if is_prompt else f"decode, {batch} at once"
-            steps.append([model, step, kind, *_spread(rounds), speed, share])
+            steps.append([model, step, kind, *quartiles(rounds).values(), speed, share])
     three = ["median", "lower quartile", "upper quartile"]
     columns = ["T", "D", *(f"µs alone, {x}" for x in three), *(f"µs in a graph, {x}" for x in three)]
     columns_of_steps = [
@@ -101,11 +101,6 @@ def tables_of(found: dict[str, Any]) -> dict[str, dict[str, list]]:
         "steps": {"columns": columns_of_steps, "rows": steps},
         "held": {"columns": ["model", "side", "tokens in the cache"], "rows": held},
     }
-
-
-def _spread(values: list[float]) -> list[float]:
-    ordered, quarter = sorted(values), len(values) // 4
-    return [statistics.median(ordered), ordered[quarter], ordered[-1 - quarter]]
 
 
 def _in_a_process(*call: Any) -> Any:

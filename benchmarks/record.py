@@ -8,7 +8,9 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"  # committed
 OUT = ROOT / "out"  # not committed: what demos write
+DATA = Path(os.environ.get("RUVON_DATA", ROOT.parent / "shared" / "data"))  # texts that are not committed
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy", "ray")
 
 
@@ -51,6 +54,18 @@ def spread(values: Sequence[float]) -> str:
     return f"{cell_text(float(min(values)))} to {cell_text(float(max(values)))}"
 
 
+def middle(values: Sequence[float]) -> str:
+    """The median of several rounds, and from the least to the most of them, as a cell of a table."""
+    return f"{cell_text(float(statistics.median(values)))} ({spread(values)})"
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of several rounds, as records keep them."""
+    several = values if len(values) > 1 else [*values] * 2
+    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
+    return {"median": median, "first": first, "third": third}
+
+
 def read_record(name: str) -> dict[str, Any]:
     """What `record` has written to results/name.json."""
     return json.loads((RESULTS / f"{name}.json").read_text())
@@ -69,6 +84,13 @@ def derive(
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def corpus(path: Path) -> str:
+    """The text of a file, such as those of DATA. Without it the program ends, and says what it needs."""
+    if not path.is_file():
+        sys.exit(f"needs the text {path.name}, and there is no {path}; RUVON_DATA names the folder of texts")
+    return path.read_text(encoding="utf-8")
 
 
 def whole_numbers(question: str, **defaults: int) -> argparse.Namespace:

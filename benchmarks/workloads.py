@@ -4,20 +4,22 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from random import Random
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.part06_queue import Records
+from benchmarks.shapes import add_tokenizer
 from engine.cache.slots import SlotCache, SlotMemory
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.machine.collector import rare_collections
 from engine.models.checkpoint import ZOO
-from engine.requests.listeners import Listener, Listeners, StepRecord
+from engine.requests.listeners import Listeners
 from engine.scheduling.scheduler import Scheduler
 from engine.text.tokenizer import Tokenizer
 
@@ -38,15 +40,10 @@ def gpt2_like(folder: Path, layers: int, width: int, heads: int, vocab_size: int
 
     Its tokenizer is storyteller's, with tokens that no text has up to `vocab_size`.
     """
-    home = ZOO / "storyteller"
-    config = json.loads((home / "config.json").read_text())
+    config = json.loads((ZOO / "storyteller" / "config.json").read_text())
     config |= {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab_size}
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = json.loads((home / "tokenizer.json").read_text())
-    known = tokenizer["model"]["vocab"]
-    known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    shutil.copy(home / "tokenizer_config.json", folder)
+    add_tokenizer(folder, vocab_size)
     return folder
 
 
@@ -64,16 +61,6 @@ def fp32_twin(folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     return folder
-
-
-class Records(Listener):
-    """Keeps every step's record."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-
-    def on_step(self, record: StepRecord) -> None:
-        self.steps.append(record)
 
 
 def run_engine(
@@ -114,6 +101,23 @@ def rounds(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, lis
         for name, run in sides.items():
             seconds[name].append(run())
     return seconds
+
+
+def faster_threads(
+    sides: Collection[str], threads: Sequence[int], run: Callable[[str, int], float]
+) -> dict[str, int]:
+    """The number of torch threads with which each side is the fastest in one round; `run(side, threads)`
+    gives seconds.
+    """
+    seconds = {(side, n): run(side, n) for side in sides for n in threads}
+    return {side: min(threads, key=lambda n: seconds[side, n]) for side in sides}
+
+
+def ratios(seconds: dict[str, list[float]], to: str) -> dict[str, list[float]]:
+    """Of each side: its time over that of the side `to` in the same round."""
+    return {
+        name: [a / b for a, b in zip(values, seconds[to], strict=True)] for name, values in seconds.items()
+    }
 
 
 def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:

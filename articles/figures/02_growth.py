@@ -11,7 +11,7 @@ ATTENTION, ELSE = "#b45309", "#60a5fa"
 
 def main() -> None:
     measured = result("part02_growth")
-    lengths, whole, _, all_else, _ = zip(*measured["tables"]["growth"]["rows"], strict=True)
+    lengths, whole, _, all_else, *_ = zip(*measured["tables"]["growth"]["rows"], strict=True)
     base = measured["figures"]["base"]  # tokens: the proportional line goes through this measurement
     per_token = whole[lengths.index(base)] / base
 

@@ -18,7 +18,7 @@ def main() -> None:
     rows = result("part18_mixed")["tables"]["steps"]["rows"]
     figure, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     for crowd, colour in COLOURS.items():
-        of_crowd = {side: ms for requests, side, ms, _ in rows if requests == crowd}
+        of_crowd = {side: ms for requests, side, ms, *_ in rows if requests == crowd}
         points = [(VOICES[side], ms) for side, ms in of_crowd.items() if side in VOICES]
         ax.plot(*zip(*points, strict=True), "o-", color=colour)
         ax.plot(-0.25, of_crowd["no slots, base"], "_", ms=14, mew=2, color=colour)

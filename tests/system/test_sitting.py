@@ -1,11 +1,12 @@
 """benchmarks/sitting.py: what a restless machine gave is put back."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.sitting import Measures, measure, restless, sit, yardstick
+from benchmarks.sitting import Measures, measure, restless, sit, sit_all, yardstick
 
 
 def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
@@ -19,7 +20,11 @@ STILL = (measures(10.0, 9.8, 10.5), measures(10.9))
 RESTLESS = {
     "slower": (measures(10.0), measures(11.2), "read took 10 ms before and 11.2 ms after"),
     "quicker": (measures(11.2), measures(10.0), "read took 11.2 ms before and 10 ms after"),
-    "wide before": (measures(10.0, 9.0, 10.0), measures(10.0), "before it, read took 9 to 10 ms"),
+    "wide before": (
+        measures(10.0, 9.0, 10.0),
+        measures(10.0),
+        "it was not begun, 1 yardsticks were not quiet: read took 9 to 10 ms",
+    ),
     "wide after": (measures(10.0), measures(10.0, 10.0, 11.5), "after it, read took 10 to 11.5 ms"),
 }
 
@@ -76,3 +81,49 @@ def test_a_yardstick_has_each_measure_in_the_order_of_its_quartiles():
         assert 0 < times["first_ms"] <= times["median_ms"] <= times["third_ms"]
     same = {name: dict.fromkeys(times, times["median_ms"]) for name, times in seen.items()}
     assert restless(same, same) is None
+
+
+def test_it_waits_for_a_quiet_yardstick_and_begins_at_the_first(folder):
+    before, after = STILL
+    wide = measures(10.0, 9.0, 10.0)
+    seen, ran = iter((wide, wide, before, after)), []
+
+    def run(benchmark: str) -> int:
+        ran.append(benchmark)
+        (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
+        return 0
+
+    assert sit("part99_x", run, lambda: next(seen), folder, patience=3) is None
+    assert ran == ["part99_x"], "once"
+    assert results(folder)["part99_x"]["yardstick"] == {"before": before, "after": after}
+
+
+def test_without_a_quiet_yardstick_nothing_is_begun(folder):
+    seen = iter([measures(10.0, 9.0, 10.0)] * 3)
+
+    def run(benchmark: str) -> int:
+        pytest.fail("it was begun")
+
+    why = sit("part99_x", run, lambda: next(seen), folder, patience=3)
+    assert why == "it was not begun, 3 yardsticks were not quiet: read took 9 to 10 ms"
+    assert next(seen, None) is None, "as many as there is patience for"
+
+
+def test_what_was_refused_is_tried_again_behind_all_others(capsys):
+    answers = {"a": [None], "b": ["too wide", None], "c": ["too wide"] * 3}
+    asked = []
+
+    def sit(benchmark: str) -> str | None:
+        asked.append(benchmark)
+        return answers[benchmark].pop(0)
+
+    assert sit_all(["c", "b", "a"], 3, sit) == ["c"]
+    assert asked == ["c", "b", "a", "c", "b", "c"]
+    assert re.sub(r"\d+ s", "- s", capsys.readouterr().out).splitlines() == [
+        "c, try 1, - s: not kept: too wide",
+        "b, try 1, - s: not kept: too wide",
+        "a, try 1, - s: kept",
+        "c, try 2, - s: not kept: too wide",
+        "b, try 2, - s: kept",
+        "c, try 3, - s: not kept: too wide",
+    ]
