@@ -108,6 +108,6 @@ def test_a_schema_has_at_most_65536_characters(as_text):
         title = "a" * (num_characters - len('{"title":""}'))
         return f'{{"title":"{title}"}}' if as_text else {"title": title}
 
-    assert len(StructuredOutputsParams(json=schema(65_536)).schema_text()) == 65_536, "the longest is accepted"
+    assert len(StructuredOutputsParams(json=schema(65_536)).schema_text()) == 65_536, "the longest"
     with pytest.raises(StructureError, match="json has 65537 characters; at most 65536 are accepted"):
         StructuredOutputsParams(json=schema(65_537)).schema_text()
