@@ -159,11 +159,13 @@ def drawn(tree: Path, files: list[str], count: int, random: Random) -> list[tupl
 
 
 def judge(warm: Warm, tree: Path, part: Part, file: str, mutation: Mutation, seconds: float) -> str:
-    """Who noticed it: a test, or what ended the run; empty: nobody."""
+    """Who noticed it: a test, or what ended the run before a test; empty: nobody."""
     changed = mutation.apply((tree / file).read_text(encoding="utf-8"))
     with written(tree, file, changed):
         run = warm.pytest(tree, [part.tests, *UP_TO_THE_FIRST], seconds, _data())
-    return run.problem or (run.failures[0].test if run.failures else "")
+    if run.problem or run.failures:
+        return run.problem or run.failures[0].test
+    return "" if run.passed else "pytest ran no test"  # a conftest.py cannot be imported
 
 
 def _data() -> dict[str, str]:

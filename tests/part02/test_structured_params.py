@@ -100,3 +100,14 @@ def test_the_schema_keeps_the_order_of_its_properties():
     assert StructuredOutputsParams(json=schema).schema_text() == text
     assert StructuredOutputsParams(json=text).schema_text() == text
     assert StructuredOutputsParams(json_object=True).schema_text() == '{"type":"object"}'
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_schema_has_at_most_65536_characters(as_text):
+    def schema(num_characters: int) -> dict | str:
+        title = "a" * (num_characters - len('{"title":""}'))
+        return f'{{"title":"{title}"}}' if as_text else {"title": title}
+
+    assert len(StructuredOutputsParams(json=schema(65_536)).schema_text()) == 65_536, "the longest"
+    with pytest.raises(StructureError, match="json has 65537 characters; at most 65536 are accepted"):
+        StructuredOutputsParams(json=schema(65_537)).schema_text()

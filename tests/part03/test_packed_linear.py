@@ -279,3 +279,19 @@ pack_linears(torch.nn.Sequential(linear))
 assert warnings.filters == before
 """
     subprocess.run([sys.executable, "-c", code], cwd=ZOO.parents[1], check=True)
+
+
+@pytest.mark.parametrize(("seconds", "num_passes"), [(1.0, 3), (0.005, 6), (0.0, 10)])
+def test_a_measurement_ends_when_it_has_taken_long_enough(monkeypatch, seconds, num_passes):
+    """At least three passes, at most ten, and between them until 0.03 seconds are over."""
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            clock.append(clock[-1] + seconds)
+            return x
+
+    clock = [0.0]
+    monkeypatch.setattr(packed_linear.time, "perf_counter", lambda: clock[-1])
+    layer = Layer(8, 8)
+    assert packed_linear._seconds_per_layer([layer], [layer], rows=1) == [pytest.approx(seconds)]
+    assert len(clock) - 1 == num_passes

@@ -215,3 +215,10 @@ def test_health_is_ok(url):
     with http(url) as client:
         answer = client.get("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_prompts_ids_are_in_a_choice_and_nowhere_else(url, asked):
+    answer = post(url, return_token_ids=asked).json()
+    assert "prompt_token_ids" not in answer, "beside the choices they are in a chat's answer alone"
+    assert ("prompt_token_ids" in answer["choices"][0]) == asked

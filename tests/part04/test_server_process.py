@@ -369,3 +369,18 @@ def test_an_answer_that_the_shutdown_cuts_off_has_no_traceback_in_the_log():
     for error, logged in ((asyncio.CancelledError(), False), (ValueError(), True)):
         record = logging.LogRecord("x", logging.ERROR, "x", 1, "x", (), (type(error), error, None))
         assert kept(record) == logged, f"{type(error).__name__}: logged is {not logged}"
+
+
+@pytest.mark.parametrize(
+    ("started", "failed", "codes"), [(True, False, []), (False, False, [1]), (True, True, [1])]
+)
+def test_the_exit_code_is_1_for_a_server_that_did_not_start_or_that_failed(
+    monkeypatch, started, failed, codes
+):
+    monkeypatch.setattr(run.gc, "freeze", lambda: None)
+    monkeypatch.setattr(run.sys, "setswitchinterval", lambda seconds: None)
+    exits: list[int] = []
+    monkeypatch.setattr(run.sys, "exit", exits.append)
+    ended = SimpleNamespace(run=lambda sockets: None, started=started, failed=failed)
+    run.serve(create_app(ScriptedBackend()), "127.0.0.1", 0, make_server=lambda config: ended)
+    assert exits == codes

@@ -372,3 +372,9 @@ def test_an_a_that_half_precision_cannot_hold_is_refused(folder, config):
     rewrite(folder, lambda tensors: tensors[name].view(-1)[:1].fill_(-7e4))
     assert read_adapter(folder, config)
     refused(folder, config, "lora_A of", "numbers up to 70000: at most 65504 fits", dtype=torch.float16)
+
+
+def test_the_longest_expression_is_accepted(folder, config):
+    names = r".*h\.\d\.(attn\.c_attn|mlp\.c_proj)|"
+    longest = names + "a" * (10_000 - len(names))
+    assert read_adapter(edited(folder, target_modules=longest), config), "10,000 characters, and no more"

@@ -151,3 +151,15 @@ def test_x_may_be_a_slice_and_the_middle_grows_with_the_rank():
         x, down = x[:, ::2], down[:, :48].contiguous()
         want = plain.add(y.cpu().clone(), x.cpu(), down.cpu(), up.cpu())
         assert torch.allclose(rows.add(y, x, down, up).cpu(), want, atol=1e-3), f"rank {K}"
+
+
+def test_a_tile_stores_nothing_behind_a_rows_last_column():
+    """There is the next row's first number, which another program may be adding to. The tile's rows are
+    turned round, so that whoever stored it last would have the wrong one.
+    """
+    y, x, down, up = numbers(2, 48, 4, 40)
+    rows = TiledRows(16, SLOTS, torch.device(DEVICE))
+    rows.fill([0], [0, 2])
+    want = rows.add(y.clone(), x, down, up)
+    rows.tile_rows[0, :2] = torch.tensor([1, 0])
+    assert torch.allclose(rows.add(y.clone(), x, down, up), want), "the order of rows changes no number"

@@ -144,3 +144,20 @@ def test_a_step_that_comes_back_after_the_log_was_closed_is_said(tmp_path, caplo
     with caplog.at_level(logging.ERROR):
         log.add(account("late"))
     assert "cost log: a line is lost" in caplog.text
+
+
+def test_a_log_that_ends_with_a_whole_line_is_continued_on_the_next(tmp_path):
+    path = tmp_path / "costs.csv"
+    for _ in range(2):
+        log = CostLog(path, PRICE)
+        log.add(account("a"))
+        log.close(a_bill())
+    assert path.read_text().count("\n") == 3, "a header and two lines: no empty line between two runs"
+
+
+def test_time_that_no_request_pays_for_has_no_tokens(tmp_path):
+    log = CostLog(tmp_path / "costs.csv", PRICE)
+    log.close(a_bill(idle=77))
+    (row,) = rows(tmp_path / "costs.csv")
+    numbers = {row[f"{kind}_{unit}"] for kind in PAID_KINDS for unit in ("tokens", "ns")}
+    assert (row["ns"], numbers) == ("77", {"0"}), "idle time is in the total alone"

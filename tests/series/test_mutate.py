@@ -93,3 +93,9 @@ def test_a_part_whose_tests_fail_as_they_are_is_refused(warm, repo):
     write(repo, "engine/two.py", (repo / "engine/two.py").read_text().replace('"two"', '"three"'))
     with pytest.raises(SystemExit, match=r"fail as it is: tests/part02/test_two\.py::test_two_has_a_word"):
         asked(warm, repo)
+
+
+def test_a_change_with_which_no_test_can_be_read_is_noticed(warm, repo, capsys):
+    write(repo, "tests/part02/conftest.py", "from engine.two import Two\n\nassert Two().value == 2\n")
+    asked(warm, repo)
+    assert "engine/two.py:17: pytest ran no test\n" in capsys.readouterr().out
