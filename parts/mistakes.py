@@ -64,7 +64,9 @@ def load_mistakes(root: Path, part: Part) -> list[Mistake]:
     """The part's mistakes, in order; SeriesError names file and field, and an exercise with too few."""
     path = mistakes_file(root, part)
     if not path.is_file():
-        raise SeriesError(f"{path} is missing: it lists what the part's tests must reject")
+        raise SeriesError(
+            f"{path} is missing: it lists what the part's tests must reject, and only the checkout has it"
+        )
     raw = read_toml(path)
     if unknown := sorted(set(raw) - {"mistakes"}):
         raise SeriesError(f"{path}: unknown field {unknown[0]!r}; accepted: mistakes")

@@ -188,7 +188,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def _no_route(app: FastAPI, path: str) -> RequestError:
     """The 404 for a path without a route. The message lists the app's routes."""
-    routes = [route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema]
+    # `path_format` is the path as the schema has it: {name}, where `path` may have {name:path}.
+    routes = [
+        route.path_format for route in app.routes if isinstance(route, Route) and route.include_in_schema
+    ]
     paths = ", ".join(dict.fromkeys(routes))
     return RequestError(404, f"no route {reprlib.repr(path)}; here are {paths}, described in /openapi.json")
 

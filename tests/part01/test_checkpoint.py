@@ -136,3 +136,12 @@ def test_the_embedded_models_are_complete_for_hugging_face_and_small_enough():
 def test_copying_an_embedded_folder_is_a_model_of_its_own(tmp_path):
     shutil.copytree(ZOO / "storyteller-draft", tmp_path / "copy")
     assert resolve(tmp_path / "copy", weights=True) == tmp_path / "copy"
+
+
+def test_the_file_of_weights_is_no_folder_and_the_message_says_which_one_is(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is a file: give the folder that it is in$"
+    ):
+        resolve(str(file))

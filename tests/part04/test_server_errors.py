@@ -195,6 +195,7 @@ def test_unknown_route_is_a_404_that_lists_the_known(client, path):
     error = error_of(client.get(path), 404, kind="not_found_error")
     assert error["message"].startswith(f"no route '{path[:10]}")
     assert error["message"].endswith(", /v1/completions, described in /openapi.json")
+    assert ", /v1/models/{name}, " in error["message"], "as the schema has it"
     assert len(error["message"]) <= 500
 
 

@@ -102,7 +102,7 @@ def test_a_signal_ends_it_in_good_order(tmp_path, kind, texts):
             lines = running.iter_lines()
             next(lines)
             server.process.send_signal(kind)
-            wait_until(lambda: "Shutting down" in server.said())
+            wait_until(lambda: "; a second Ctrl-C ends them now" in server.said())
             refused = client.post("/v1/completions", json=ASK | {"prompt": "a"})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "shutting_down"

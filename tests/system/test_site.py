@@ -211,3 +211,30 @@ def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noq
             page.evaluate(f"document.body.dataset.theme = '{theme}'")
             assert figure.evaluate("one => getComputedStyle(one).backgroundColor") == paper
         page.close()
+
+
+# What is pressed and smaller than a finger. A link within a sentence is as high as its line; what is hidden, or
+# outside the window as a closed menu is, is not pressed.
+SMALL = """() => [...document.querySelectorAll(
+    "a, button, summary, .mobile-header label, .play-options label"
+  )]
+  .filter((one) => getComputedStyle(one).visibility == "visible" && getComputedStyle(one).display != "inline")
+  .map((one) => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])
+  .filter(([, at]) => at.width && at.height && at.right > 0 && at.left < innerWidth)
+  .filter(([, at]) => at.width < 40 || at.height < 40)
+  .map(([text, at]) => `${text}: ${at.width} x ${at.height}`)"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", ["index", "articles/12_paged_kv_cache", "articles/13_triton_decode_kernel", "api"]
+)
+def test_what_a_finger_presses_is_as_large_as_a_finger(site, browser, name):  # noqa: F811
+    with files_over_http(site) as url:
+        page = browser.new_page(**VIEWS["phone, light"], is_mobile=True)
+        page.goto(f"{url}/{name}.html")
+        if figures := page.locator("ruvon-play").all():
+            figures[0].locator("svg").first.wait_for()
+        assert page.evaluate("matchMedia('(pointer: coarse)').matches")
+        assert page.evaluate(SMALL) == []
+        page.close()
