@@ -78,7 +78,8 @@ class CachedForward:
     def __call__(self, token_ids: Sequence[int]) -> Tensor:
         """All token ids so far -> logits[V] of the next one.
 
-        Raises ValueError if no token is new, or if the cache has no room for all tokens.
+        Raises ValueError if no token is new, or if the cache has no room for all tokens. The message names
+        three numbers: the tokens given, the tokens held, and the room. A refused call changes nothing.
         """
         start, end = self.cache.length, len(token_ids)
         if not start < end <= self.cache.max_tokens:

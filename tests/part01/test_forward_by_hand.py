@@ -1,5 +1,7 @@
 """`Model.forward` on a tiny GPT-2 with random weights, one rule at a time. Hugging Face comes after."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -100,7 +102,7 @@ def test_a_place_past_the_table_is_refused(model, place):
     got = hidden(model, positions=torch.tensor([7, 8, 9, place]))
     assert str(got).startswith("ValueError"), "a position past the table is refused with a ValueError"
     assert str(place) in got, "the error names the position that is out of range"
-    assert "9" in got.replace(str(place), ""), "the error names the last position there is"
+    assert re.search(r"\b9\b", got), "the error names the last position there is"
 
 
 def test_a_place_past_the_table_is_refused_wherever_it_stands(model):
@@ -115,3 +117,12 @@ def test_a_token_id_past_the_table_is_refused(model, id):
     got = hidden(model, ids=torch.tensor([3, 1, 4, id]))
     assert str(got).startswith("ValueError"), "a token id past the table is refused with a ValueError"
     assert str(id) in got, "the error names the token id that is out of range"
+    assert re.search(r"\b19\b", got), "the error names the last token id there is"
+
+
+def test_a_token_id_past_the_table_is_refused_wherever_it_stands(model):
+    got = hidden(model, ids=torch.tensor([3, 20, 4, 1]))
+    assert str(got).startswith("ValueError"), "the largest token id counts, wherever it stands in `token_ids`"
+    assert re.search(r"\b20\b", got), (
+        "the error names the largest token id, wherever it stands in `token_ids`"
+    )

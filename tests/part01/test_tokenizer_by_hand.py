@@ -157,3 +157,11 @@ def test_ranks_are_learned_by_counting():
             for i in range(len(word)):
                 if tuple(word[i : i + 2]) == best:
                     word[i : i + 2] = ["".join(best)]
+
+
+def test_one_merge_at_a_time():
+    """No list that was learned has such merges, but a file may; Hugging Face's merges one pair at a time."""
+    got = tokens_of("aaaa", [("aa", "a"), ("a", "a")])
+    assert got == ["aaa", "a"], (
+        "one merge at a time: what the first `a a` became has a pair of a lower rank than the next `a a`"
+    )

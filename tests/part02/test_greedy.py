@@ -37,7 +37,9 @@ class Scripted:
     def __call__(self, token_ids) -> torch.Tensor:
         self.calls.append(list(token_ids))
         turn = len(self.calls) - 1
-        assert turn < len(self.script) + 3, "the loop does not end"
+        assert turn < len(self.script) + 3, (
+            "the loop does not end: no finish reason is heard, or a token stays banned for ever"
+        )
         logits = torch.zeros(258)
         logits[self.second] = 1.0
         logits[self.script[min(turn, len(self.script) - 1)]] = 2.0
@@ -125,7 +127,10 @@ def test_a_step_carries_the_logits_of_its_choice(byte_tokenizer):
     assert [step.token_id for step in steps] == [97, 120, 256]
     got = [int(step.logits.argmax()) for step in steps]
     assert got == [97, 120, 256], "a DecodeStep carries the logits the choice was made from, bans included"
-    assert steps[0].logits[256] == -torch.inf
+    banned = float(steps[0].logits[256])
+    assert banned == -torch.inf, (
+        f"a banned token's logit is minus infinity, below any other, and not {banned}"
+    )
     assert steps[-1].logits.isfinite().all(), "a ban holds for as long as `output` says, and no longer"
 
 
@@ -159,7 +164,8 @@ def test_choose_may_be_handed_in(byte_tokenizer):
         Scripted("abc"), byte_tokenizer, CONFIG, [1], SamplingParams(max_tokens=3),
         choose=lambda logits: int(logits.topk(2).indices[1]),
     )  # fmt: skip
-    assert [step.token_id for step in steps] == [120, 120, 120]
+    got = [step.token_id for step in steps]
+    assert got == [120, 120, 120], "the loop chooses by the `choose` that was handed in, here the second best"
 
 
 def test_the_lowest_id_wins_among_equals():

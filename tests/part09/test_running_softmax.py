@@ -21,6 +21,9 @@ def taken_in(*tiles: tuple[list[float], list[float]]) -> RunningSoftmax:
     for scores, values in tiles:
         error = outcome(softmax.add, torch.tensor(scores).view(1, 1, -1), torch.tensor(values).view(1, -1, 1))
         assert error is None, f"add raised, or returned, {error}"
+    for name in ("maximum", "total", "weighted"):
+        shape = list(getattr(softmax, name).shape)
+        assert shape == [1, 1, 1], f"`{name}` has a row for each row of scores, [1, 1, 1] here, not {shape}"
     return softmax
 
 
