@@ -213,8 +213,8 @@ def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noq
         page.close()
 
 
-# What is pressed and smaller than a finger. A link within a sentence is as high as its line. What is hidden, or
-# outside the window as a closed menu is, is not pressed.
+# What is pressed and smaller than a finger. A link within a sentence is as high as its line. What is hidden,
+# or outside the window as a closed menu is, is not pressed.
 SMALL = """() => [...document.querySelectorAll(
     "a, button, summary, .mobile-header label, .play-options label"
   )]
