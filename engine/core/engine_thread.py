@@ -56,7 +56,8 @@ class EngineThread:
         # tokens each (of n samples: n times as many, in all samples together), and the last one at once.
         self.stream_interval = 1  # Part 14 sets it
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # guards `_running`: no command is queued once the thread has ended
+        # Guards `_running`, so that no command is queued once the thread has ended, `_uncalled` and `_posts`.
+        self._lock = threading.RLock()
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # by request id; only the engine's thread changes it
         self._uncalled: set[Future] = set()  # of `between_steps`: those whose function is not called yet

@@ -110,7 +110,7 @@ class DecodeGraphs:
     def __init__(
         self,
         step_of: StepOf,
-        last: LastTokens,
+        last_tokens: LastTokens,
         vocab_size: int,
         max_rows: int,
         width: int,
@@ -121,9 +121,10 @@ class DecodeGraphs:
         is the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
         `in_flight` is how many calls may be submitted before the device has copied the first one's numbers.
         """
-        device = last.chosen.device
+        device = last_tokens.chosen.device
         self.likeliest = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows]: the last call's
-        self.step_of, self.width, self.sizes, self._last = step_of, width, ladder(max_rows), last
+        self.step_of, self.width, self.sizes = step_of, width, ladder(max_rows)
+        self._last_tokens = last_tokens
         numbers = max_rows * (NUMBERS_PER_ROW + width)
         # Several buffers on the host: while the device reads one, the next step's numbers go into another.
         pinned = device.type == "cuda"
@@ -150,7 +151,7 @@ class DecodeGraphs:
         positions, tables = np.array(batch.positions), batch.tables
         if len(batch.ids) != T:  # each token gets a row, as if the token were the last of its own sequence
             tables = np.repeat(tables, np.diff(batch.query_start), axis=0)  # [T, W]
-        inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last.sources(batch)
+        inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last_tokens.sources(batch)
         inputs.positions[:T], inputs.slots[:T], inputs.lens[:T] = positions, batch.slots, positions + 1
         inputs.tables[:T, : tables.shape[1]] = tables
         inputs.pad(T)
@@ -176,7 +177,7 @@ class DecodeGraphs:
         sets `likeliest`[:size].
         """
         inputs, token_ids = self._views(self._device_numbers, size), self._token_ids[:size]
-        fetch(inputs.token_ids, inputs.sources, self._last.chosen, token_ids)
+        fetch(inputs.token_ids, inputs.sources, self._last_tokens.chosen, token_ids)
         step = self.step_of(size)
         logits = step(token_ids, inputs.positions, inputs.slots, inputs.tables, inputs.lens)
         if self._greedy is not None:
@@ -208,7 +209,7 @@ class GraphWay:
         """`max_new` is the most new tokens of a sequence. More than 1 needs a step that stores the
         keys of all new tokens before any row attends (Part 16).
         """
-        self.graphs, self._V, self._max_new = graphs, vocab_size, max_new
+        self.graphs, self._vocab_size, self._max_new = graphs, vocab_size, max_new
 
     def fits(self, batch: Batch) -> bool:
         """Whether the step has few rows, few new tokens of each sequence, and no row of a prompt to score."""
@@ -220,7 +221,7 @@ class GraphWay:
 
     def __call__(self, batch: Batch) -> Logits:
         """Replay a graph. The next call may overwrite these logits."""
-        logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]
+        logits, rows = self.graphs(batch)[:, : self._vocab_size], batch.rows.chosen  # [T, V]
         if len(rows) == len(logits):
             return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])
         (chosen,) = on_device(logits.device, rows)  # [R]

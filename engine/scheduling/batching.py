@@ -3,7 +3,7 @@ read. Part 6.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def make_batch(
     adapter's key (Part 18); None if no request has an adapter. `select_rows` chooses the rows whose logits
     are read; Part 10's `scored_rows` also has prompts scored.
     """
-    columns = _Columns.of(len(work))
+    columns = _Columns(len(work))
     token_ids, positions, context_lens = columns.token_ids, columns.positions, columns.context_lens
     chosen, draws, draw_positions = columns.chosen, columns.draws, columns.draw_positions
     query_start = (0, *accumulate([n for _, n in work]))  # [S+1]
@@ -63,7 +63,7 @@ def make_batch(
             draws.append(sampling.draw() if sampling.is_adjusted else sampling.lasting_draw)
             draw_positions.append(end - request.num_prompt_tokens)
         else:
-            columns.add(request, range(start, end), offset, select_rows)
+            columns.add(request, start, end, offset, select_rows)
     rows = Rows(tuple(chosen), tuple(columns.counts))
     if any([request.is_scored for request, _ in work]):
         rows = _with_scores(rows, work, columns)
@@ -80,58 +80,60 @@ def make_batch(
         copies=cache.take_copies(),
         rows=rows,
         draws=Draws(tuple(draws), tuple(draw_positions)),
-        adapters=_adapters(work, adapter_slots),
+        adapters=_adapters(work, adapter_slots) if adapter_slots else (NO_ADAPTER,) * len(work),
     )
 
 
-@dataclass(slots=True)
 class _Columns:
-    """The lists of numbers in a record. They grow by one sequence after the other."""
+    """The lists of numbers in a record of S sequences. They grow by one sequence after the other."""
 
-    counts: list[int]  # [S]: how many rows of `chosen` each sequence has
-    prompt_counts: list[int]  # [S]: how many rows of `prompt_rows` each sequence has
-    token_ids: list[int] = field(default_factory=list)  # [T]
-    positions: list[int] = field(default_factory=list)  # [T]
-    context_lens: list[int] = field(default_factory=list)  # [S]
-    # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
-    # token of the request it becomes.
-    chosen: list[int] = field(default_factory=list)  # [R]
-    draws: list[Draw] = field(default_factory=list)  # [R]
-    draw_positions: list[int] = field(default_factory=list)  # [R]
-    # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
-    prompt_rows: list[int] = field(default_factory=list)  # [N]
-    prompt_ids: list[int] = field(default_factory=list)  # [N]
+    # Makes the look-ups of the lists faster: each step has several for each sequence.
+    __slots__ = (
+        "chosen", "context_lens", "counts", "draw_positions", "draws", "positions", "prompt_counts",
+        "prompt_ids", "prompt_rows", "token_ids",
+    )  # fmt: skip
 
-    @staticmethod
-    def of(num_sequences: int) -> "_Columns":
-        """Empty lists. The counts are those of S sequences from which one token is chosen and none scored;
-        `add` sets them for any other sequence.
+    def __init__(self, S: int) -> None:
+        """Empty lists, with the counts of S sequences of which each has one row to choose a token from, and
+        none to score. `add` sets the counts of any other sequence.
         """
-        return _Columns(counts=[1] * num_sequences, prompt_counts=[0] * num_sequences)
+        self.token_ids: list[int] = []  # [T]
+        self.positions: list[int] = []  # [T]
+        self.context_lens: list[int] = []  # [S]
+        # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which
+        # output token of the request it becomes.
+        self.chosen: list[int] = []  # [R]
+        self.counts = [1] * S  # [S]
+        self.draws: list[Draw] = []  # [R]
+        self.draw_positions: list[int] = []  # [R]
+        # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
+        self.prompt_rows: list[int] = []  # [N]
+        self.prompt_ids: list[int] = []  # [N]
+        self.prompt_counts = [0] * S  # [S]
 
-    def add(self, request: Request, new: range, offset: int, select_rows: SelectRows) -> None:
-        """Add the next sequence, whose new tokens are at the positions `new`. `offset` is the row of the
+    def add(self, request: Request, start: int, end: int, offset: int, select_rows: SelectRows) -> None:
+        """Add the next sequence, whose new tokens are at the positions start:end. `offset` is the row of the
         first of them in the step.
         """
         s = len(self.context_lens)  # the sequence's place
-        self.context_lens.append(new.stop)
-        self.positions += new
+        self.context_lens.append(end)
+        self.positions += range(start, end)
         known_ids = request.token_ids
-        if new.stop <= len(known_ids):
-            self.token_ids += known_ids[new.start : new.stop]
+        if end <= len(known_ids):
+            self.token_ids += known_ids[start:end]
         else:  # drafts follow the known tokens (Part 16)
-            self.token_ids += [*known_ids[new.start :], *request.draft_ids][: len(new)]
-        selected = select_rows(request, new)
-        self.counts[s] = selected.num_sampled
-        for num_drafts in range(selected.num_sampled):  # the drafts before the token that the row chooses
-            row = len(new) - selected.num_sampled + num_drafts
-            self.chosen.append(offset + row)
+            self.token_ids += [*known_ids[start:], *request.draft_ids][: end - start]
+        prompt_ids, num_sampled = select_rows(request, range(start, end))
+        self.counts[s] = num_sampled
+        for num_drafts in range(num_sampled):  # the drafts before the token that the row chooses
+            position = end - num_sampled + num_drafts  # of the token that the row belongs to
+            self.chosen.append(offset + position - start)
             self.draws.append(_sampling_after(request, num_drafts).draw())
-            self.draw_positions.append(new.start + row + 1 - request.num_prompt_tokens)
-        num_scored = len(selected.prompt_ids)
+            self.draw_positions.append(position + 1 - request.num_prompt_tokens)
+        num_scored = len(prompt_ids)
         self.prompt_counts[s] = num_scored
         self.prompt_rows += range(offset, offset + num_scored)
-        self.prompt_ids += selected.prompt_ids
+        self.prompt_ids += prompt_ids
 
 
 def _with_scores(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
@@ -146,10 +148,8 @@ def _with_scores(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
     )
 
 
-def _adapters(work: Scheduled, adapter_slots: Mapping[str, int] | None) -> tuple[int, ...]:
+def _adapters(work: Scheduled, adapter_slots: Mapping[str, int]) -> tuple[int, ...]:
     """[S]: the slot of each request's adapter, or NO_ADAPTER."""
-    if not adapter_slots:
-        return (NO_ADAPTER,) * len(work)
     return tuple(
         NO_ADAPTER if request.adapter is None else adapter_slots[request.adapter] for request, _ in work
     )
