@@ -1,8 +1,8 @@
 """A client that streams answers from any server with OpenAI's chat API. Part 14.
 
 Each piece of text is yielded as soon as the server has sent it, and an error has the server's own words.
-Closing a stream closes its connection: from the closed connection, the server knows that nobody reads the
-answer, and stops. Source: https://platform.openai.com/docs/api-reference/chat
+Closing a stream closes its connection, from which a server can tell that nobody reads the answer any more.
+Source: https://platform.openai.com/docs/api-reference/chat
 """
 
 import re
@@ -41,6 +41,13 @@ class ChatAnswer:
     first_text_seconds: float | None = None  # when the first piece of text came
     last_text_seconds: float | None = None  # when the last piece of text came
     num_prompt_tokens: int | None = None  # tokens of the whole conversation before the answer
+
+    def add_text(self, text: str, seconds: float) -> None:
+        """Append a piece of text that came `seconds` after the question."""
+        self.text += text
+        self.last_text_seconds = seconds
+        if self.first_text_seconds is None:
+            self.first_text_seconds = seconds
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -129,10 +136,7 @@ class ChatClient:
                     text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                     if text:
-                        answer.text += text
-                        answer.last_text_seconds = time.perf_counter() - start
-                        if answer.first_text_seconds is None:
-                            answer.first_text_seconds = answer.last_text_seconds
+                        answer.add_text(text, time.perf_counter() - start)
                         yield text, answer
         if answer.finish_reason is None:
             raise ChatFailed("the answer broke off: the server closed the connection")

@@ -10,8 +10,8 @@ rows. If their inner dimension divides by SPLITS · INNER, as in GPT-2 large and
 them in SPLITS parts of that dimension (split-K) in steps of up to SPLIT_ROWS rows, and the next kernel sums
 the parts.
 
-The output layer's weights are copied and padded to a multiple of 128 rows. GPT-2 has 50,257 rows, and with
-this odd number the product takes several times as long.
+If the number of the output layer's rows is no multiple of 128, its weights are copied and padded to one.
+GPT-2 has 50,257 rows, and with this odd number the product takes several times as long.
 """
 
 from collections.abc import Sequence

@@ -40,6 +40,14 @@ class RequestRecord:
     text: str = ""  # also "" if an error ended the reading, whatever came before
     gaps: list[float] = field(default_factory=list)  # seconds from each piece of text to the next
 
+    def note_text(self, now: float) -> None:
+        """Note that a piece of text has come at the time `now`."""
+        if self.last is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+
     @property
     def ok(self) -> bool:
         return self.outcome == OK
@@ -151,12 +159,7 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
             piece = choice.get("text") or (choice.get("delta") or {}).get("content")
             if piece:
                 pieces.append(piece)
-                now = clock()
-                if record.last is None:
-                    record.first = now
-                else:
-                    record.gaps.append(now - record.last)
-                record.last = now
+                record.note_text(clock())
     record.text = "".join(pieces)
     if has_error:
         record.outcome = ERROR_EVENT

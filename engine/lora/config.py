@@ -1,7 +1,7 @@
 """PEFT's adapter_config.json: the settings that this engine computes. Part 18.
 
-Promises that every setting in the file either has its effect or is refused by name. So the computation of an
-adapter is the same as in its training. This module does not read tensors.
+Promises that every setting that would change the computation either has its effect or is refused by name. So
+an adapter is computed as in its training. This module does not read tensors.
 """
 
 import math

@@ -79,11 +79,8 @@ class Workers:
         finally:
             os.close(read_end)
         for worker in self.workers:
-            start_options: dict[str, Any] = {"rank": worker.rank, "size": size, "store": self.store}
-            start_options |= options(worker.rank)
-            with suppress(OSError):  # the process has ended already, which `_watch` reports
-                worker.orders.write(json.dumps(start_options, default=str).encode() + b"\n")
-                worker.orders.flush()
+            common = {"rank": worker.rank, "size": size, "store": self.store}
+            _send_options(worker, common | dict(options(worker.rank)))
             threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
 
     def wait_until_ready(self) -> None:
@@ -228,6 +225,13 @@ def _start(rank: int, lifeline: int) -> Worker:
     assert process.stdin is not None
     assert process.stdout is not None
     return Worker(rank, process, process.stdin, process.stdout)
+
+
+def _send_options(worker: Worker, options: dict[str, Any]) -> None:
+    """Write the options of a process to its standard input, as a line of JSON."""
+    with suppress(OSError):  # the process has ended already, which `Workers._watch` reports
+        worker.orders.write(json.dumps(options, default=str).encode() + b"\n")
+        worker.orders.flush()
 
 
 def _exit_text(code: int) -> str:

@@ -11,6 +11,8 @@ groups, low and scale are stored in fp16, and codes are chosen for the stored nu
 between low and low + 15 · scale is at most half a scale. This module does not know layers.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -46,24 +48,31 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
     smallest, largest = groups.amin(2), groups.amax(2)  # [N, groups] each
     if max(-smallest.min(), largest.max()) > LARGEST_FP16:
         raise ValueError(f"a weight of {float(groups.abs().max()):g}: up to {LARGEST_FP16:,} are accepted")
-    error, codes, scale, low = _quantize_range(groups, smallest, largest, RANGE_SHARES[0])
+    best = _quantize_range(groups, smallest, largest, RANGE_SHARES[0])
     for share in RANGE_SHARES[1:]:
-        new_error, new_codes, new_scale, new_low = _quantize_range(groups, smallest, largest, share)
-        is_better = new_error < error  # [N, groups]: each group keeps its best range
-        error = torch.where(is_better, new_error, error)
-        codes = torch.where(is_better[..., None], new_codes, codes)
-        scale = torch.where(is_better, new_scale, scale)
-        low = torch.where(is_better, new_low, low)
-    return codes.flatten(1)[:, :K].to(torch.uint8), scale, low
+        new = _quantize_range(groups, smallest, largest, share)
+        is_better = new.error < best.error  # [N, groups]: each group keeps its best range
+        best = _QuantizedGroups(
+            error=torch.where(is_better, new.error, best.error),
+            codes=torch.where(is_better[..., None], new.codes, best.codes),
+            scale=torch.where(is_better, new.scale, best.scale),
+            low=torch.where(is_better, new.low, best.low),
+        )
+    return best.codes.flatten(1)[:, :K].to(torch.uint8), best.scale, best.low
 
 
-def _quantize_range(
-    groups: Tensor, smallest: Tensor, largest: Tensor, share: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class _QuantizedGroups(NamedTuple):
+    """The groups of a weight, quantized."""
+
+    error: Tensor  # [N, groups]: the sum of squared errors
+    codes: Tensor  # [N, groups, group_size], as floats
+    scale: Tensor  # [N, groups] in fp16
+    low: Tensor  # [N, groups] in fp16
+
+
+def _quantize_range(groups: Tensor, smallest: Tensor, largest: Tensor, share: float) -> _QuantizedGroups:
     """Quantize groups[N, groups, group_size] with `share` (0 to 1) of each group's range. The whole range is
     smallest[N, groups] to largest[N, groups].
-
-    -> squared error[N, groups], codes[N, groups, group_size] as floats, scale and low[N, groups] in fp16.
     """
     # 1. Scale and low in fp16, as they are stored.
     half_range = (largest - smallest) / 2 * share  # [N, groups]
@@ -74,7 +83,7 @@ def _quantize_range(
     step = torch.where(scale > 0, scale, 1).float()[..., None]
     codes = ((groups - low.float()[..., None]) / step).round().clamp(0, 15)
     error = (low.float()[..., None] + codes * scale.float()[..., None] - groups).square().sum(2)
-    return error, codes, scale, low
+    return _QuantizedGroups(error, codes, scale, low)
 
 
 def dequantize_groups(codes: Tensor, scale: Tensor, low: Tensor, group_size: int) -> Tensor:

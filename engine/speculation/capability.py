@@ -25,7 +25,7 @@ KnownTokens = tuple[Request, list[int]]  # a request, and all of its known token
 class _ProposerInput(NamedTuple):
     """What the proposer gets for one sequence of the step."""
 
-    index: int  # of the sequence in the step
+    seq_index: int  # of the sequence in the step
     request: Request
     ids: list[int]  # all known tokens
     max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the known ones
@@ -216,7 +216,7 @@ class Speculation:
             [(item.request, item.ids) for item in inputs], [item.max_tokens for item in inputs]
         )
         for item, proposal in zip(inputs, proposals, strict=True):
-            drafts[item.index] = proposal
+            drafts[item.seq_index] = proposal
             if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
                 self.lengths.observe(item.request.id, proposed=1, accepted=0)
         return drafts

@@ -3,7 +3,7 @@
 Byte-level BPE merges bytes. SentencePiece merges characters, and writes a space as "▁". A "▁" marks the
 beginning of a word, so a "▁" is also put before the first word, and its space is removed when text is
 decoded. A character without a token falls back to the tokens of its UTF-8 bytes, such as "<0xE2>", so every
-text can be encoded.
+character can be encoded.
 
 Promises the ids of Hugging Face's `tokenizers`, and the same text for ids whose bytes are valid UTF-8.
 Invalid bytes become one U+FFFD for each broken character, as everywhere in this engine, so that a stream can

@@ -1,9 +1,9 @@
 """Byte-level BPE: text to token ids, and token ids to text.
 
-Promises the ids of Hugging Face's `tokenizers` for every byte-level BPE tokenizer (GPT-2, Llama 3, Qwen),
-read from tokenizer.json or from vocab.json and merges.txt. Every text can be encoded, because a character
-without a token falls back to the tokens of its UTF-8 bytes. Does not know any model, nor chat templates
-(Part 14). Part 1.
+Promises the ids of Hugging Face's `tokenizers` for each byte-level BPE tokenizer whose settings are supported
+(GPT-2, Llama 3, Qwen), read from tokenizer.json or from vocab.json and merges.txt. Every character can be
+encoded, because one without a token falls back to the tokens of its UTF-8 bytes. Does not know any model, nor
+chat templates (Part 14). Part 1.
 Sources: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; byte level: Radford et al. 2019 (GPT-2).
 """
 

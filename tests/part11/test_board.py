@@ -229,7 +229,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_data_of_another_shape_are_no_dashboards(monkeypatch, name):
-    monkeypatch.setattr(board_module, "read", lambda url: ANSWER | ODD[name])
+    monkeypatch.setattr(board_module, "read_dashboard", lambda url: ANSWER | ODD[name])
     with pytest.raises(NoAnswer, match="something else"):
         top("http://there", Console(width=100, file=io.StringIO()), enough=lambda: True)
 

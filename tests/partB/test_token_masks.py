@@ -28,7 +28,7 @@ class Table:
 
 def automaton(words: Vocabulary | None = None, states=STATES, end: int = 3) -> TokenAutomaton:
     tokens = TokenAutomaton(NOTHING, words or vocabulary())
-    tokens.bytes = Table(states, end)
+    tokens.byte_automaton = Table(states, end)
     return tokens
 
 
@@ -92,7 +92,7 @@ def test_two_tokens_may_have_the_same_bytes():
 
 def test_tokens_with_the_same_beginning_are_tried_together(tokens):
     tokens.fitting(0)
-    asked = tokens.bytes.asked
+    asked = tokens.byte_automaton.asked
     assert len(asked) == len(set(asked)) == 10, (
         "each byte is tried once for all tokens that begin so: nine first bytes, and behind the a, which "
         f"fits, the b of ab; {len(asked)} were tried"
@@ -102,6 +102,6 @@ def test_tokens_with_the_same_beginning_are_tried_together(tokens):
 def test_a_mask_has_what_fits_and_is_computed_once_for_a_state(tokens):
     first = tokens.allowed(0)
     assert int(first[0]) == sum(1 << i for i in ids("a", "ab"))
-    count = len(tokens.bytes.asked)
+    count = len(tokens.byte_automaton.asked)
     assert tokens.allowed(0) is first, "the mask of a state is kept"
-    assert len(tokens.bytes.asked) == count
+    assert len(tokens.byte_automaton.asked) == count

@@ -21,7 +21,7 @@ from engine import LLM, SamplingParams
 from engine.core.engine_thread import EngineThread
 from engine.load.client import OK, Endpoint, RequestRecord
 from engine.load.plan import Job
-from engine.load.run import client
+from engine.load.run import http_client
 from engine.server.app import create_app
 from engine.server.telemetry_routes import telemetry_routes
 from engine.telemetry.metrics import EngineMetrics
@@ -113,7 +113,7 @@ async def storm(
 ) -> list[list[RequestRecord]]:
     """All users at once, and between them those who leave. Each user's tries."""
     random = Random(seed)
-    async with client(url) as http, asyncio.TaskGroup() as group:
+    async with http_client(url) as http, asyncio.TaskGroup() as group:
         order = [*CROWD]
         random.shuffle(order)
         asking = {user: group.create_task(ask(http, user, patiently, refused)) for user in order}
@@ -197,7 +197,7 @@ def test_who_is_refused_is_told_when_to_come_again_and_is_served_then(server, al
                 begun.set()
                 await everybody.wait()
 
-        async with client(server.url) as http, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE):
+        async with http_client(server.url) as http, asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE):
             for _ in range(2):
                 begun = asyncio.Event()
                 group.create_task(occupy(http, begun))
