@@ -107,7 +107,8 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["help"] += f" For example: {example}"
     if spec.name == "model":
         # With the default None, `_model` sees whether --model was given beside MODEL.
-        settings["show_default"], default = str(default), None
+        settings["show_default"] = str(default)
+        default = None
     if value_type is int:
         settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]

@@ -35,9 +35,9 @@ def whole_number(text: str | int) -> int:
     """The number that a flag's text means, by vLLM's rule: 1k is 1,000 and 1K is 1,024; so for m, g and t.
     Decimals such as 1.5k are accepted before a small letter. Raises typer.BadParameter for another text.
     """
-    number = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
-    if number:
-        digits, decimals, letter = number.groups()
+    match = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
+    if match:
+        digits, decimals, letter = match.groups()
         if decimals is None:
             return int(digits) * FACTORS.get(letter, 1)
         if letter and letter.islower():

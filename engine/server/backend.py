@@ -81,7 +81,7 @@ class LockedStream:
         self._work = work
         self._task: asyncio.Task[None] | None = None
         self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
-        self._over = False
+        self._is_over = False  # whether nothing more is to be read
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Give the reader an output; called by the task. The output replaces one that was not read yet."""
@@ -93,18 +93,18 @@ class LockedStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._over:
+        if self._is_over:
             raise StopAsyncIteration
         self._task = self._task or asyncio.create_task(self._work(self))
         output = await self._unread.get()
-        self._over = isinstance(output, Exception) or output.finished
+        self._is_over = isinstance(output, Exception) or output.finished
         if isinstance(output, Exception):
             raise output
         return output
 
     async def aclose(self) -> None:
         """Cancel the task and wait until it has unwound. A reader that waits for an output gets the end."""
-        self._over = True
+        self._is_over = True
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])

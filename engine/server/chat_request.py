@@ -36,7 +36,7 @@ from engine.server.limits import (
 )
 from engine.server.neutral import neutral
 from engine.server.protocol import SamplingFields
-from engine.server.structured_fields import behind
+from engine.server.structured_fields import structure_of_rest
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
@@ -252,5 +252,5 @@ class ChatRequest(SamplingFields):
         # The constraint covers the beginning that the client sent, too.
         if self.continue_final_message and params["structured_outputs"] is not None:
             content = self.messages[-1].plain()["content"]
-            params["structured_outputs"] = behind(params["structured_outputs"], content)
+            params["structured_outputs"] = structure_of_rest(params["structured_outputs"], content)
         return params

@@ -23,7 +23,7 @@ from engine.server.completion_answer import stream_chunks, whole_response
 from engine.server.errors import RequestError, as_request_error, request_id
 from engine.server.middleware import chosen_id
 from engine.server.protocol import Body, Completions, SamplingFields
-from engine.server.structured_fields import as_sent
+from engine.server.structured_fields import with_sent_name
 
 
 async def complete(
@@ -98,7 +98,7 @@ async def _admit(
             try:
                 stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
             except (ParameterError, RequestError) as error:
-                raise as_sent(error, body) from None
+                raise with_sent_name(error, body) from None
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # let other requests run between two prompts
@@ -114,7 +114,7 @@ async def last_outputs(
         return await _unless_client_leaves(request, _gather(streams))
     except Exception as error:
         # Converted here: an exception of an unknown type that leaves the route closes the connection.
-        raise as_request_error(as_sent(error, body)) from error
+        raise as_request_error(with_sent_name(error, body)) from error
 
 
 def refuse_unknown(name: str, backend: Backend) -> None:

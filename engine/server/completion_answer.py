@@ -16,7 +16,7 @@ from engine.server.backend import OutputStream
 from engine.server.limits import TURN_SECONDS
 from engine.server.middleware import yield_to_others
 from engine.server.protocol import Body, Completions
-from engine.server.structured_fields import as_sent
+from engine.server.structured_fields import with_sent_name
 
 # The number of a stream, and the stream's next output, or the error with which the stream failed.
 NumberedOutput = tuple[int, RequestOutput | Exception]
@@ -82,7 +82,7 @@ async def stream_chunks(
             i, output = await arrivals.get()
             turn_start = clock()
             if isinstance(output, Exception):
-                raise as_sent(output, body)
+                raise with_sent_name(output, body)
             latest[i] = output
             for sample, previous in _unsent(output, sent[i]):
                 choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)

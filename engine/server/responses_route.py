@@ -32,7 +32,7 @@ from engine.server.responses import openapi_responses
 from engine.server.responses_answers import ResponseAnswer, ResponseEvent
 from engine.server.responses_message import MessageOutput
 from engine.server.responses_request import ResponsesRequest, with_responses_names
-from engine.server.structured_fields import as_sent
+from engine.server.structured_fields import with_sent_name
 from engine.text.tokenizer import Tokenizer
 
 INCOMPLETE = {"reason": "max_output_tokens"}
@@ -62,7 +62,7 @@ def responses_route(
                     try:
                         stream = await backend.generate(ids, params, response_id, **options)
                     except ParameterError as error:
-                        raise as_sent(error, chat) from None
+                        raise with_sent_name(error, chat) from None
                 admitted.push_async_callback(stream.aclose)
                 answer = _Answer(response_id, _settings(body, chat, params), chat, api, items)
                 if body.stream:
@@ -171,7 +171,7 @@ class _Answer:
 
     def failed(self, error: Exception, output: RequestOutput | None = None) -> dict:
         """The response object of an answer that failed after its first event."""
-        request_error = with_responses_names(as_request_error(as_sent(error, self.chat)))
+        request_error = with_responses_names(as_request_error(with_sent_name(error, self.chat)))
         code = "server_error" if request_error.status >= 500 else "invalid_prompt"
         return self.response("failed", output, error={"code": code, "message": request_error.message})
 

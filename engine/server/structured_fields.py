@@ -68,9 +68,12 @@ class StructuredOutputs(Fields):
 
     def structure(self) -> StructuredOutputsParams:
         """What the output must fit. Raises StructureError."""
-        names = {name: spec.alias or name for name, spec in type(self).model_fields.items()}
-        given = {alias: getattr(self, name) for name, alias in names.items()}
-        return StructuredOutputsParams(**{name: value for name, value in given.items() if value is not None})
+        sent: dict[str, Any] = {}  # without the fields that are null
+        for name, spec in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value is not None:
+                sent[spec.alias or name] = value
+        return StructuredOutputsParams(**sent)
 
 
 def structure_of(
@@ -89,10 +92,10 @@ def structure_of(
             raise RequestError(400, message, param=ENGINES_NAME)
         return structured_outputs.structure()
     except StructureError as error:
-        raise RequestError(400, _in_words_of(name, str(error)), param=name) from None
+        raise RequestError(400, _with_name(name, str(error)), param=name) from None
 
 
-def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
+def structure_of_rest(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
     """What the rest of a message must fit, so that all of it fits `structure`. `message` is its beginning.
     Raises RequestError if that is too long.
     """
@@ -104,7 +107,7 @@ def behind(structure: StructuredOutputsParams, message: str) -> StructuredOutput
         raise RequestError(400, reason, param="messages") from None
 
 
-def as_sent(error: Exception, body: "SamplingFields") -> Exception:
+def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
     """The error with the field's name as the client sent it: an engine's about what the output must fit, or
     admission's about how long it may be (Part 15). Other errors are returned unchanged. A constraint that no
     field of the body says is that of a required call.
@@ -116,10 +119,10 @@ def as_sent(error: Exception, body: "SamplingFields") -> Exception:
     if not is_about_structure or body.structured_outputs is not None:
         return error
     name = "tools" if body.response_format is None else "response_format"
-    return ParameterError(name, _in_words_of(name, str(error)))
+    return ParameterError(name, _with_name(name, str(error)))
 
 
-def _in_words_of(name: str, message: str) -> str:
+def _with_name(name: str, message: str) -> str:
     """The engine's message, with `name` in place of the engine's name for the field."""
     if name == ENGINES_NAME:
         return message

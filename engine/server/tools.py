@@ -63,6 +63,15 @@ class ChatTools:
             raise RequestError(400, NO_PARSER, param="tool_choice")
         if choice in ("none", "auto"):
             return params
+        return replace(params, structured_outputs=self._constraint_of_call(body, choice, params))
+
+    def _constraint_of_call(
+        self, body: ChatRequest, choice: Choice, params: SamplingParams
+    ) -> StructuredOutputsParams:
+        """What the output must fit if `choice` requires a call. Raises RequestError if there is no such tool,
+        if the output must fit something else as well, or for a schema that is refused.
+        """
+        tools = body.tools or []
         if not tools:
             message = f"tool_choice={_name(choice)} needs tools"
             raise RequestError(400, message, param="tool_choice")
@@ -78,12 +87,11 @@ class ChatTools:
             max_calls = 1 if body.parallel_tool_calls is False else MAX_CALLS
             schema = schema_of_calls(tools, self.arguments_field, max_calls)
         try:
-            constraint = _must_fit(schema)
+            return _must_fit(schema)
         except StructureError as error:
             reason = str(error).removeprefix("structured_outputs.json").strip()
             message = f"tools: the schema of a required call {reason}"
             raise RequestError(400, message, param="tools") from None
-        return replace(params, structured_outputs=constraint)
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
         """As in ChatExtension: calls have their arguments as an object, as Hugging Face's templates expect.
@@ -99,7 +107,7 @@ class ChatTools:
         """Message `i` of the conversation, as a template reads it that reads `tools` or does not."""
         template_message: dict[str, Any] = message.plain()
         calls = [
-            _with_parsed_arguments(call, f"messages[{i}].tool_calls[{j}]")
+            _template_call(call, f"messages[{i}].tool_calls[{j}]")
             for j, call in enumerate(message.tool_calls or ())
         ]
         thoughts = message.reasoning or message.reasoning_content
@@ -250,7 +258,7 @@ def _tool_of(choice: NamedTool, tools: Sequence[Tool]) -> Tool:
     raise RequestError(400, message, param="tool_choice")
 
 
-def _with_parsed_arguments(call: ToolCall, path: str) -> dict[str, Any]:
+def _template_call(call: ToolCall, path: str) -> dict[str, Any]:
     """A call of an earlier answer as templates read it, with the arguments as an object. `path` is the call's
     place in the body, for errors. Raises RequestError if the arguments are not a JSON object.
     """

@@ -108,11 +108,10 @@ class CostMeter(Listener):
 
         Holds `_lock`, because other threads read.
 
-        1. If the step failed (`record.error`), charge all the time to the kind `failed`. Nothing else
-           changes.
-        2. Otherwise collect the (kind, weight) pairs of every sample in the step, from `_work`. A sample that
-           is not in `_samples` has left: its kind is `late`, and its weight counts each computed token as an
-           output token, plus each token held.
+        1. If the step failed (`record.error`), charge all the time to the kind `failed`. Nothing else changes.
+        2. Otherwise collect the (kind, weight) pairs of every sample in the step, from `_count_and_weigh`. A
+           sample that is not in `_samples` has left: its kind is `late`, and its weight counts each computed
+           token as an output token, plus each token held.
         3. Share the time by all these weights in one call of `share_out`, so that no nanosecond is lost.
         4. Add each share to `_ns`. If its kind is in PAID_KINDS, add the share to the sample's account, too.
         """
@@ -130,7 +129,7 @@ class CostMeter(Listener):
                     shares.append(("late", None))
                     weights.append(computed * self.weights.output + held * self.weights.held)
                     continue
-                for kind, weight in self._work(sample, held - computed, held):
+                for kind, weight in self._count_and_weigh(sample, held - computed, held):
                     shares.append((kind, sample.account if kind in PAID_KINDS else None))
                     weights.append(weight)
             for (kind, account), ns in zip(shares, share_out(new_ns, weights), strict=True):
@@ -138,7 +137,7 @@ class CostMeter(Listener):
                 if account:
                     account.ns[kind] += ns
 
-    def _work(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
+    def _count_and_weigh(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
         """(kind, weight) pairs of the work of a step that computed tokens `start` to `end` - 1 of a sample.
 
         Also counts the sample's new tokens, in the account and in the totals.

@@ -67,7 +67,7 @@ class EngineMetrics(Listener):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS_REASONS, 0)
         self.ended_early: dict[str, int] = dict.fromkeys(EARLY_REASONS, 0)
-        self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
+        self.executor_counters: dict[str, float] = {}  # StepRecord.counters, added up
         # Panels that other parts add to the dashboard. Each function returns {"title", "value", "note",
         # "rows"}. The first three are texts. A row is [label, length of the bar from 0 to 1, text, colour];
         # the colour is a CSS class of dashboard.css, "a" or "b".
@@ -129,7 +129,7 @@ class EngineMetrics(Listener):
             if record.error is not None:
                 counters["ruvon:failed_steps"] += 1
             for name, amount in record.counters.items():
-                self.from_executor[name] = self.from_executor.get(name, 0) + amount
+                self.executor_counters[name] = self.executor_counters.get(name, 0) + amount
             if num_new_tokens:  # as in vLLM, a step without a new output token is not observed
                 self.histograms["vllm:iteration_tokens_total"].observe(num_new_tokens)
             self.histograms["ruvon:step_seconds"].observe(record.end - record.start)
@@ -225,7 +225,7 @@ class EngineMetrics(Listener):
         with self._lock:
             counters = dict(self.counters)
             succeeded, ended_early = dict(self.succeeded), dict(self.ended_early)
-            from_executor = dict(self.from_executor)
+            executor_counters = dict(self.executor_counters)
             observed = {
                 name: (histogram.prometheus_buckets(), histogram.sum)
                 for name, histogram in self.histograms.items()
@@ -241,7 +241,7 @@ class EngineMetrics(Listener):
             "vllm:prompt_tokens_by_source": by_source,
             "vllm:request_success": finished,
             "ruvon:requests_ended_early": ended_early,
-            "ruvon:executor": from_executor,
+            "ruvon:executor": executor_counters,
         }
         for name, amounts in labelled.items():
             label, documentation = LABELLED_COUNTERS[name]

@@ -131,18 +131,21 @@ def _add_event(event: Event, content: TraceContent) -> None:
 
 
 def _add_request_slice(request: TracedRequest, name: str, start: int, end: int, details: Event) -> None:
+    """Add what a request did from `start` to `end`. `details` are the arguments of the slice `name`."""
     if name == "waiting":
         request.waited = end - start
     elif name == "preempted":
         request.num_preemptions += 1
     else:
         request.num_steps += 1
-        if num_new := _whole(details["new"]) if details else 1:
+        num_new = _whole(details["new"]) if details else 1  # a slice without arguments has brought one token
+        if num_new:
             request.token_times.append(end)
             request.num_tokens += num_new
 
 
 def _add_step_slice(step: TracedStep, track: int, start: int, end: int, details: Event) -> None:
+    """Add what `track` shows of a step, from `start` to `end`. `details` are the slice's arguments."""
     if track == SCHEDULE:
         step.start, step.schedule = start, end - start
     elif track == LAND:

@@ -42,7 +42,8 @@ def _argument_settings(kind: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if any(get_origin(member) is Mapping for member in members):
         return {"type": json.loads}
-    if literals := [choice for choice in choices(kind) if choice is not None]:
+    literals = [choice for choice in choices(kind) if choice is not None]
+    if literals:
         return {"choices": literals}
     for number in (int, float):
         if number in members:

@@ -7,6 +7,7 @@ scheduler, speculation and adapters.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,16 +50,13 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     """
     recording = _open_recording(args.record) if args.record is not None else None
     watchers = Watchers(args)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(watchers.close)
         devices = load_devices(args)
-        try:
-            return _compose(devices, recording, listeners, watchers)
-        except BaseException:
-            devices.executor.shutdown()
-            raise
-    except BaseException:
-        watchers.close()
-        raise
+        on_failure.callback(devices.executor.shutdown)
+        engine = _compose(devices, recording, listeners, watchers)
+        on_failure.pop_all()
+    return engine
 
 
 def _compose(

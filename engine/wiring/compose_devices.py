@@ -73,7 +73,8 @@ def make_devices(models: LoadedModels, rank: Rank | None) -> Devices:
     """Allocate memory for the models' keys and values, and make a runner for each model. `rank` is as in
     `load_one_device`.
 
-    Raises CheckpointError if a rank cannot read the model's config, ValueError if there is too little memory.
+    Raises ValueError if there is too little memory, or if the kernel that `attention` names cannot run here,
+    and CheckpointError if a rank cannot read the model's config.
     """
     models = _with_kv_cache_bytes(models, rank)
     args, sizes, config = models.args, models.sizes, models.model.config

@@ -67,12 +67,17 @@ class ChatTokenizer:
         """
         (conversation,) = read_conversations([conversation])
         template = chat_template_of(self.name, chat_template)
-        options = add_generation_prompt, continue_final_message
         try:
             if not tokenize:
-                return template.render(conversation, *options, variables)
+                return template.render(conversation, add_generation_prompt, continue_final_message, variables)
             _, ids = chat_prompt(
-                conversation, template, self.tokenizer, self.config, *options, variables=variables
+                conversation,
+                template,
+                self.tokenizer,
+                self.config,
+                add_generation_prompt,
+                continue_final_message,
+                variables=variables,
             )
         except ChatError as error:
             raise ParameterError("messages", f"messages: {error}") from None

@@ -39,16 +39,21 @@ def load_devices(args: EngineArgs) -> Devices:
     Then no process is left.
     """
     _refuse_indivisible(args)
-    size, places = args.tensor_parallel_size, _devices(args)
+    size, device_names = args.tensor_parallel_size, _device_names(args)
     # NCCL needs a GPU for each rank.
-    backend = "nccl" if places[0] != "cpu" and len(set(places)) == size else "gloo"
+    backend = "nccl" if device_names[0] != "cpu" and len(set(device_names)) == size else "gloo"
     threads = max(1, torch.get_num_threads() // size)
 
     def options(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
         # Only rank 0 writes the recording and the trace.
-        drafts = _without_proposer(args)
-        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None, trace=None)
+        rank_args = replace(
+            args,
+            device=device_names[rank],
+            speculative_config=_without_proposer(args),
+            record=None,
+            trace=None,
+        )
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:
@@ -58,10 +63,10 @@ def load_devices(args: EngineArgs) -> Devices:
     try:
         workers.wait_until_ready()
         with workers.raising_rank_lost():
-            group = Group(0, size, workers.store, torch.device(places[0]), backend)
+            group = Group(0, size, workers.store, torch.device(device_names[0]), backend)
         workers.on_stop(group.close)
         try:
-            devices = load_one_device(replace(args, device=places[0]), ProcessRank(group, workers))
+            devices = load_one_device(replace(args, device=device_names[0]), ProcessRank(group, workers))
         except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
             with workers.raising_rank_lost():
                 raise
@@ -71,7 +76,7 @@ def load_devices(args: EngineArgs) -> Devices:
     except BaseException:
         workers.stop()
         raise
-    return replace(devices, args=replace(devices.args, device=torch.device(places[0]).type))
+    return replace(devices, args=replace(devices.args, device=torch.device(device_names[0]).type))
 
 
 def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:
@@ -80,8 +85,8 @@ def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:
     """
     if args.speculative_config is None:
         return None
-    most = SpeculativeConfig.from_dict(args.speculative_config).num_speculative_tokens
-    return {"method": "ngram", "num_speculative_tokens": most}
+    num_drafts = SpeculativeConfig.from_dict(args.speculative_config).num_speculative_tokens
+    return {"method": "ngram", "num_speculative_tokens": num_drafts}
 
 
 def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
@@ -121,7 +126,7 @@ def _refuse_indivisible(args: EngineArgs) -> None:
                 )
 
 
-def _devices(args: EngineArgs) -> list[str]:
+def _device_names(args: EngineArgs) -> list[str]:
     """The device of each rank, such as ["cuda:0", "cuda:1"]. Raises ValueError if there are too few GPUs, if
     `device` names one GPU, or if the system is not POSIX.
     """

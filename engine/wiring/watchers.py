@@ -23,18 +23,20 @@ class Watchers:
 
     def __init__(self, args: EngineArgs) -> None:
         """Raises ValueError if an option cannot be met."""
-        endpoint = args.otlp_traces_endpoint
-        self._spans = None if endpoint is None else _open_spans(endpoint)
+        self._spans: RequestSpans | None = None
         self._file: TraceFile | None = None
-        self._trace: Trace | None = None
+        self._trace: Trace | None = None  # writes into `_file`; None until `listeners` is called
         try:
-            self._file = None if args.trace is None else open_trace(args.trace)
+            if args.otlp_traces_endpoint is not None:
+                self._spans = _open_spans(args.otlp_traces_endpoint)
+            if args.trace is not None:
+                self._file = open_trace(args.trace)
         except BaseException:
             self.close()
             raise
 
     def listeners(self, args: EngineArgs, scheduler: ContinuousScheduler) -> list[Listener]:
-        """What to hand to the engine of this scheduler."""
+        """The listeners for the engine of this scheduler. Call this once."""
         listeners: list[Listener] = []
         if self._file is not None:
             cache = scheduler.cache

@@ -39,7 +39,7 @@ class Counted(LiveView):
         self.num_snapshots += 1
         made = super().snapshot()
         if self.take is not None:
-            object.__setattr__(made, "took", self.take)
+            object.__setattr__(made, "copy_seconds", self.take)
         return made
 
 

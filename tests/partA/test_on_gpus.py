@@ -58,7 +58,7 @@ def test_tokens_of_one_device(case, how, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_of_one_device_where_ranks_share_it(case, monkeypatch, tmp_path):
     """Sums go by gloo, through the host, which no graph records."""
-    monkeypatch.setattr(many_devices, "_devices", lambda args: ["cuda:0"] * args.tensor_parallel_size)
+    monkeypatch.setattr(many_devices, "_device_names", lambda args: ["cuda:0"] * args.tensor_parallel_size)
     family, options = CASES[case]
     options, folder = options | {"enforce_eager": True}, checkpoint(family, tmp_path)
     assert tokens(folder, 2, **options) == tokens(folder, 1, **options)

@@ -116,7 +116,7 @@ def test_ranks_on_one_machine_divide_its_memory_among_them(monkeypatch):
 
 
 def test_on_the_command_line():
-    done = ruvon("serve", "--tensor-parallel-size", "5", "--device", "cpu")
+    done = ruvon("serve", "--tensor-parallel-size", "5", "--device", "cpu", "--port", "0")
     assert done.returncode == 1
     assert "does not divide num_heads=4" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

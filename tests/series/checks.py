@@ -122,7 +122,7 @@ def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]
     return breaches
 
 
-def uninstalled_imports(root: Path, files: list[str], _: list[Part]) -> list[str]:
+def uninstalled_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
     """A notebook that imports from a folder beside engine/ says where it is: engine/ alone is installed."""
     breaches = []
     for path in files:

@@ -46,7 +46,7 @@ ASK = {"model": "storyteller-draft", "prompt": "Once upon a time", "max_tokens":
 def exported(monkeypatch) -> InMemorySpanExporter:
     """Where the spans of engines go that are made with an endpoint."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(watchers, "_spans", lambda endpoint: RequestSpans(SimpleSpanProcessor(exporter)))
+    monkeypatch.setattr(watchers, "_open_spans", lambda endpoint: RequestSpans(SimpleSpanProcessor(exporter)))
     return exporter
 
 
