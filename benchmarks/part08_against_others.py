@@ -1,6 +1,6 @@
 """How does the engine compare with Hugging Face and CTranslate2 on a batch of unlike requests, on a CPU?
 
-    python -m benchmarks.part08_against_others [--model storyteller | fp32-twin | gpt2-shape] [--repeats 3]
+    python -m benchmarks.part08_against_others [--model storyteller | fp32-twin | gpt2-shape] [--repeats 5]
 
 32 requests, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence ignored, fp32. Every
 side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers and batch size for
@@ -10,6 +10,7 @@ has a process of its own, since threads that one side leaves behind cost the nex
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import ROOT, quartiles, record, show, spread
 from benchmarks.shapes import add_tokenizer
-from benchmarks.workloads import Job, fp32_twin, interleaved, jobs, run_engine
+from benchmarks.workloads import Job, fp32_twin, jobs, rounds, run_engine
 from engine.layers.packed_linear import pack_linears
 from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
@@ -183,7 +184,7 @@ def measure(side: str, folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="storyteller", choices=["storyteller", "fp32-twin", "gpt2-shape"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--side", choices=SIDES, help="measure this one alone, in this process")
     parser.add_argument("--folder", type=Path, help="with --side: the model")
     options = parser.parse_args()
@@ -201,29 +202,32 @@ def main() -> None:
         assert done.returncode == 0, done.stderr
         return float(done.stdout.splitlines()[-1])
 
-    seconds = interleaved({side: partial(run, side) for side in SIDES}, options.repeats)
-    speed = {name: tokens / value for name, value in seconds.items()}
-    for name, rate in speed.items():
-        print(f"{name:64} {rate:7.0f} tokens/s")
+    seconds = rounds({side: partial(run, side) for side in SIDES}, options.repeats)
+    rates = {name: [tokens / value for value in values] for name, values in seconds.items()}
+    speed = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
     best = {
         kind: max((rate, name) for name, rate in speed.items() if name.startswith(kind))
         for kind in (OURS, PADDED_HF, PAGED_HF, CT2)
     }
-    rows = [[name, rate, best[OURS][0] / rate] for rate, name in best.values()]
-    record(
+    rows = [[name, rate, best[OURS][0] / rate, spread(rates[name])] for rate, name in best.values()]
+    columns = [
+        "side, at its best setting", "output tokens/s", "this engine, times as fast", "tokens/s in rounds",
+    ]  # fmt: skip
+    tables = {"race": {"columns": columns, "rows": rows}}
+    path = record(
         f"part08_against_others_{options.model.replace('-', '_')}",
         "How does the engine compare with Hugging Face and CTranslate2 on unlike requests, on a CPU?",
         {"model": options.model, "requests": REQUESTS, "prompt_tokens": "8 to 128",
          "output_tokens": "16 to 128", "dtype": "float32", "repeats": options.repeats,
          "torch_threads": "best of 1 and 2"},
-        {"tokens_per_second": speed, "over_hf_padded": best[OURS][0] / best[PADDED_HF][0],
+        {"tokens_per_second": speed,
+         "rounds": {name: quartiles(of_rounds) for name, of_rounds in rates.items()},
+         "over_hf_padded": best[OURS][0] / best[PADDED_HF][0],
          "over_hf_generate_batch": best[OURS][0] / best[PAGED_HF][0],
          "over_ctranslate2": best[OURS][0] / best[CT2][0]},
-        {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine, times as fast"],
-                  "rows": rows}},
+        tables,
     )  # fmt: skip
-    for row in rows:
-        print("{:64} {:7.0f} tokens/s  {:5.2f}".format(*row))
+    show(path, tables)
 
 
 if __name__ == "__main__":

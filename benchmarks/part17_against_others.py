@@ -1,6 +1,6 @@
 """32 unlike requests on a CPU: int8 in this engine beside its own fp32, and beside CTranslate2's int8.
 
-    python -m benchmarks.part17_against_others [--repeats 3]
+    python -m benchmarks.part17_against_others [--repeats 5]
 
 Part 8's workload: storyteller, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence
 ignored; only tokens asked for are counted. Each measurement has a process of its own, the sides take
@@ -9,6 +9,7 @@ workers of one thread do.
 """
 
 import argparse
+import statistics
 import subprocess
 import sys
 from functools import partial
@@ -16,8 +17,8 @@ from functools import partial
 import torch
 
 from benchmarks.part08_against_others import PADDED, REQUESTS, Run, ctranslate2_side, timed
-from benchmarks.record import ROOT, record
-from benchmarks.workloads import Job, interleaved, jobs, run_engine
+from benchmarks.record import ROOT, quartiles, record, show, spread
+from benchmarks.workloads import Job, jobs, rounds, run_engine
 from engine.layers.packed_linear import pack_linears
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import ZOO
@@ -102,7 +103,7 @@ def measure(side: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--side", choices=SIDES, help="measure this one alone, in this process")
     parser.add_argument("--half", nargs=3, metavar=("METHOD", "SLOTS", "WHICH"), help="for `two processes`")
     options = parser.parse_args()
@@ -120,25 +121,29 @@ def main() -> None:
         return float(done.stdout.splitlines()[-1])
 
     tokens = sum(output for _, output in jobs(REQUESTS, 4096))
-    seconds = interleaved({side: partial(run, side) for side in SIDES}, options.repeats)
-    speed = {side: tokens / value for side, value in seconds.items()}
+    seconds = rounds({side: partial(run, side) for side in SIDES}, options.repeats)
+    rates = {side: [tokens / value for value in values] for side, values in seconds.items()}
+    speed = {side: statistics.median(of_rounds) for side, of_rounds in rates.items()}
     best = {
         kind: max((rate, side) for side, rate in speed.items() if kind in side)
         for kind in ("fp16-packed", "int8,", "int8_dynamic", "CTranslate2")
     }
-    for side, rate in speed.items():
-        print(f"{side:64} {rate:7.0f} tokens/s")
     peer = best["CTranslate2"][0]
-    rows = [[side, rate, rate / peer] for rate, side in best.values()]
-    record(
+    rows = [[side, rate, rate / peer, spread(rates[side])] for rate, side in best.values()]
+    columns = ["side, at its best setting", "tokens/s", "× CTranslate2", "tokens/s in rounds"]
+    tables = {"race": {"columns": columns, "rows": rows}}
+    path = record(
         "part17_against_others",
         "32 unlike requests on a CPU: int8 in this engine, beside its own fp32 and CTranslate2's int8",
         {"model": "storyteller", "requests": REQUESTS, "prompt_tokens": "8 to 128",
          "output_tokens": "16 to 128", "repeats": options.repeats},
-        {"tokens_per_second": speed, "over_ctranslate2": best["int8_dynamic"][0] / peer,
+        {"tokens_per_second": speed,
+         "rounds": {side: quartiles(of_rounds) for side, of_rounds in rates.items()},
+         "over_ctranslate2": best["int8_dynamic"][0] / peer,
          "over_fp16_packed": best["int8_dynamic"][0] / best["fp16-packed"][0]},
-        {"race": {"columns": ["side, at its best setting", "tokens/s", "× CTranslate2"], "rows": rows}},
+        tables,
     )  # fmt: skip
+    show(path, tables)
 
 
 if __name__ == "__main__":

@@ -158,8 +158,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.yardstick:
         print(json.dumps(yardstick()))
-    elif not options.benchmarks:
-        parser.error("name a benchmark")
+    elif not options.benchmarks or min(options.patience, options.tries) < 1:
+        parser.error("name a benchmark; --patience and --tries are at least 1")
     else:
         sys.exit(bool(sit_all(options.benchmarks, options.tries, partial(sit, patience=options.patience))))
 

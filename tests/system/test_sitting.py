@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sitting import Measures, measure, restless, sit, sit_all, yardstick
+from benchmarks.sitting import Measures, main, measure, restless, sit, sit_all, yardstick
 
 
 def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
@@ -127,3 +127,11 @@ def test_what_was_refused_is_tried_again_behind_all_others(capsys):
         "b, try 2, - s: kept",
         "c, try 3, - s: not kept: too wide",
     ]
+
+
+@pytest.mark.parametrize("wrong", [["--patience", "0", "part99_x"], ["--tries", "0", "part99_x"], []])
+def test_without_a_try_or_a_benchmark_it_says_what_it_needs(monkeypatch, capsys, wrong):
+    monkeypatch.setattr("sys.argv", ["sitting", *wrong])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "name a benchmark; --patience and --tries are at least 1" in capsys.readouterr().err
