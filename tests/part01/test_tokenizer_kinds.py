@@ -168,6 +168,10 @@ def sequence(*steps: dict) -> dict:
             "NFC [+] Lowercase",
         ),
         ({"post_processor": {"type": "BertProcessing"}}, "post_processor BertProcessing"),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFD"}]}},
+            "NFC [+] NFD is not supported, only one of",
+        ),
     ],
 )  # fmt: skip
 def test_an_unsupported_kind_is_refused_by_name(embedded_raw, tmp_path, change, named):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import ParameterError
+from engine.decoding.params import NoRoomError, ParameterError
 from engine.server import sse
 from engine.server.app import create_app
 from engine.server.completion_answer import _unsent, stream_chunks
@@ -166,6 +166,7 @@ def test_openais_client_raises_an_error_in_mid_stream():
         (RequestError(429, "too many", retry_after=2.6), 429, "rate_limit_error", "3"),
         (RequestError(503, "full", retry_after=0.1), 503, "server_error", "1"),
         (ParameterError("prompt", "prompt: no"), 400, "invalid_request_error", None),
+        (NoRoomError("8 things wait already"), 429, "rate_limit_error", "1"),
     ],
 )
 def test_an_error_without_a_stream_has_its_status(error, status, kind, header):

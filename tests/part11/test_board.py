@@ -13,7 +13,7 @@ from rich.console import Console
 
 from engine.client import top as board_module
 from engine.client.top import NoAnswer, board, growth, read_dashboard, sparkline, top
-from engine.client.untrusted import ByteLimit
+from engine.client.untrusted import ByteLimit, token_count
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part04.serving import serve
@@ -240,3 +240,16 @@ def test_what_a_server_says_commands_no_terminal():
     assert not set(text) & {"\x1b", "\x07", "\ud800"}
     assert "[/b]" in text
     assert "[red]" in text
+
+
+@pytest.mark.parametrize(("width", "num_columns"), [(10, 4), (44, 4), (45, 5), (100, 60)])
+def test_bars_have_what_the_names_leave_and_four_columns_at_least(width, num_columns):
+    bars = board_module._bars(ANSWER, width).columns[2].cells
+    assert {len(bar) for bar in bars} == {num_columns}
+
+
+def test_a_number_of_tokens_is_whole_and_from_0_to_the_last_that_json_readers_agree_on():
+    assert [token_count(value) for value in (None, 0, 2**53)] == [None, 0, 2**53]
+    for value in (-1, 2**53 + 1, 1.0, True, "1"):
+        with pytest.raises(ValueError, match="no whole number from 0 on"):
+            token_count(value)

@@ -119,3 +119,8 @@ def test_a_reader_beside_another_one_computes_what_the_other_has_removed():
     history.sample("ttft", START + 2.5, 9.0)  # later than all that is read: what is read may be kept
     history._percentile_cache = BesideAnotherReader()
     assert read(history, 2.0)["ttft"]["p50"] == [None, 2.0, 2.0]
+
+
+def test_all_counts_begin_at_nothing():
+    columns = read(History(START), 0.5)
+    assert [columns[name] for name in Point._fields] == [[0]] * len(Point._fields)

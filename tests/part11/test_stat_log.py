@@ -72,3 +72,25 @@ def test_the_share_of_hits_is_that_of_the_tokens_looked_up_since_the_last_line(m
     metrics.counters["vllm:prefix_cache_hits"] += 10
     clock.now += 1
     assert (log.line() or "").endswith("prefix cache 25.0% hits")
+
+
+def test_who_runs_through_a_long_step_is_a_line_with_its_share_of_the_cache(measured):
+    engine, metrics, _ = measured()
+    engine.add_request("a", "seventeen letters", GREEDY)
+    engine.step()
+    clock = Clock()
+    log = StatLog(metrics, print, clock)  # nothing has landed since this was made
+    clock.now += 10
+    assert "output 0.0 tokens/s, running 1, waiting 0, KV cache 3.1% in use, " in (log.line() or "no line"), (
+        "two of 64 blocks"
+    )
+    run_to_end(engine)
+
+
+def test_a_program_that_ends_does_not_wait_for_the_next_line(measured):
+    _, metrics, _ = measured()
+    log = StatLog(metrics, print)
+    thread = log.start()
+    log.close()
+    thread.join(DEADLINE)
+    assert thread.daemon

@@ -1,15 +1,17 @@
 """What a chat request may say at the edges, without a server."""
 
 from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from engine.decoding import chat_template
 from engine.decoding.chat_template import ChatError, ChatTemplate
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server import chat
 from engine.server.chat import Chat, ChatRequest
+from engine.server.chat_tools import short_json
 from engine.server.errors import RequestError
 from tests.part06.fakes import TOKENIZER
 
@@ -80,3 +82,10 @@ def test_the_template_writes_special_tokens_and_the_messages_none(monkeypatch):
     assert given["guarded"] == ["<|user|>"], "what is added and not special, templates look for in contents"
     assert given["add_special_tokens"] is False, "the template has written all there are: none is added twice"
     assert given["guard"] == "G"
+
+
+def test_json_may_be_nested_as_deeply_as_is_said_and_no_deeper():
+    field = TypeAdapter(Annotated[Any, short_json(100, max_depth=2)])
+    assert field.validate_python({"a": [1]}) == {"a": [1]}, "two levels"
+    with pytest.raises(ValidationError, match="at most 2 levels of nesting are accepted"):
+        field.validate_python({"a": [[]]})

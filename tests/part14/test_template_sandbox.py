@@ -6,6 +6,7 @@ import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
+from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -105,3 +106,13 @@ def test_a_long_conversation_is_within_the_bounds():
         "{% if loop.last %}{{ messages | length }}{% endif %}{% endfor %}"
     )
     assert len(ChatTemplate(source).render(messages)) == 1000 * 4006 + 4
+
+
+@pytest.mark.parametrize(
+    ("operator", "left", "right"), [("**", 2, 2049), ("*", 2**2048, 2**2047)], ids=["power", "product"]
+)
+def test_a_number_may_have_4096_bits(operator, left, right):
+    """As they are counted before the number is made: those of 2 are 2, and 2048 times 2 are just allowed."""
+    with pytest.raises(BudgetExceeded, match="a number of more than 4,096 bits"):
+        _refuse_large_int(operator, left, right)
+    _refuse_large_int(operator, left, right - 1)

@@ -208,3 +208,9 @@ def test_leaving_takes_the_connection_along():
         terminal.shows("Half")
         terminal.process.kill()  # the window was closed
         wait_until(speaker.left.is_set)
+
+
+def test_a_models_name_is_shown_as_it_is_spelled(monkeypatch):
+    monkeypatch.setattr(Silent, "model", "me/model[bold]")
+    screen, _ = commands()
+    assert screen.startswith("me/model[bold]. "), "brackets are the name's, and no markup of the terminal's"
