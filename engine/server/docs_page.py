@@ -22,6 +22,7 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper)
 details { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 8px 0;
   padding: 8px 14px; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
+@media (pointer: coarse) { summary { padding: .6rem 0; } }
 summary b { display: inline-block; min-width: 3.5rem; }
 summary span { color: var(--soft); margin-left: .6rem; }
 h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }

@@ -21,6 +21,17 @@ VIEWS = {
     "phone, dark": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True},
 }
 
+# What is pressed, and smaller than a finger. A link in a sentence is as high as its line, and a closed menu
+# lies outside the window: neither is meant.
+SMALL = """() => [...document.querySelectorAll(
+    "a, button, summary, .mobile-header label, .play-options label"
+  )]
+  .filter((one) => getComputedStyle(one).visibility == "visible" && getComputedStyle(one).display != "inline")
+  .map((one) => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])
+  .filter(([, at]) => at.width && at.height && at.right > 0 && at.left < innerWidth)
+  .filter(([, at]) => at.width < 40 || at.height < 40)
+  .map(([text, at]) => `${text}: ${at.width} x ${at.height}`)"""
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -157,3 +168,13 @@ def test_another_name_or_another_site_gets_no_page(server):
             policy = client.get(f"/{path}").headers["Content-Security-Policy"]
             assert "frame-ancestors 'none'" in policy
             assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("path", ["", "dashboard", "engine", "docs"])
+def test_what_a_finger_presses_is_as_large_as_a_finger(open_page, path):
+    one = open_page(path, **VIEWS["phone, light"], is_mobile=True)
+    assert one.evaluate("matchMedia('(pointer: coarse)').matches")
+    if path == "":
+        one.locator("#model:not(:empty)").wait_for()
+    one.locator("a:visible, summary:visible").first.wait_for()
+    assert one.evaluate(SMALL) == []

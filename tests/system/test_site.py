@@ -13,7 +13,7 @@ import pytest
 from engine import LLM, EngineArgs, SamplingParams
 from engine.telemetry.metric_names import COUNTERS
 from parts.manifest import load_parts
-from tests.system.test_accessibility import VIEWS, findings
+from tests.system.test_accessibility import SMALL, VIEWS, findings
 from tests.system.tools import browser, files_over_http, needed  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,18 +211,6 @@ def test_a_picture_with_a_recording_is_played_on_its_page(site, browser):  # noq
             page.evaluate(f"document.body.dataset.theme = '{theme}'")
             assert figure.evaluate("one => getComputedStyle(one).backgroundColor") == paper
         page.close()
-
-
-# What is pressed and smaller than a finger. A link within a sentence is as high as its line. What is hidden,
-# or outside the window as a closed menu is, is not pressed.
-SMALL = """() => [...document.querySelectorAll(
-    "a, button, summary, .mobile-header label, .play-options label"
-  )]
-  .filter((one) => getComputedStyle(one).visibility == "visible" && getComputedStyle(one).display != "inline")
-  .map((one) => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])
-  .filter(([, at]) => at.width && at.height && at.right > 0 && at.left < innerWidth)
-  .filter(([, at]) => at.width < 40 || at.height < 40)
-  .map(([text, at]) => `${text}: ${at.width} x ${at.height}`)"""
 
 
 @pytest.mark.timeout(900)
