@@ -258,7 +258,9 @@ def test_who_was_there_before_the_meter_is_nobody_s(played):
     stranger = Asked("a")
     played.step(0, 1, {stranger: 10})
     played.finish(1, stranger)
-    assert played.seconds(1) == {"late": 1}
+    assert played.seconds(1) == {"late": 1}, (
+        "a step that ends has its time, as `late` if all its requests left"
+    )
     assert played.meter.read().num_ended == 0
 
 
