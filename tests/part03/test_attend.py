@@ -113,6 +113,7 @@ def test_each_layer_has_keys_and_values_of_its_own():
         cache.attend(layer, *tokens(1 + layer, 3 + layer))
     assert numbers(cache.keys[1]) == [2, 4, 0, 0, 0, 0], "layer 1 writes to keys[1], at the same places"
     assert numbers(cache.keys[0]) == [1, 3, 0, 0, 0, 0], "layer 1 leaves layer 0's keys alone"
+    assert numbers(cache.values[0]) == [-1, -3, 0, 0, 0, 0], "layer 1 leaves layer 0's values alone"
     assert numbers(kernel.calls[1][1]) == [2, 4], "layer 1 reads its own keys"
 
 
@@ -200,3 +201,14 @@ def test_the_dense_kernel_is_the_one_used_unless_said():
     expected = causal_attention(q, k, v)
     assert torch.equal(SingleCache(CONFIG, 4).attend(0, q, k, v), expected)
     assert torch.equal(SingleCache(CONFIG, 4, kernel=dense_attention).attend(0, q, k, v), expected)
+
+
+def test_the_spans_count_the_queries_that_there_are():
+    cache, kernel = plain_cache()
+    cache.attend(0, *tokens(1, 2, 3))
+    cache.advance(3)
+    cache.attend(0, *tokens(4, 5))
+    asked = [(list(spans.query_start), list(spans.key_start)) for *_, spans in kernel.calls]
+    assert asked == [([0, 3], [0, 3]), ([0, 2], [0, 5])], (
+        "spans name as many queries as there are new tokens: three of a prompt, then two, and all keys"
+    )

@@ -83,6 +83,7 @@ def test_a_later_call_runs_only_what_the_cache_does_not_hold():
     forward([10, 11, 12])
     forward([10, 11, 12, 13])
     assert model.ids[1] == [13], "the cache holds 3 of the 4 tokens: only the fourth is run"
+    assert forward.cache.length == 4, "the cache grows by what was run, and then holds 4 tokens"
 
 
 def test_a_new_token_stands_at_its_true_position_though_it_travels_alone():
@@ -113,8 +114,11 @@ def test_several_new_tokens_are_run_together():
 )
 def test_a_sequence_that_does_not_grow_or_does_not_fit_is_refused(held, given):
     forward, _ = noted(max_tokens=10)
-    if held:
-        forward([1] * held)
+    try:
+        if held:
+            forward([1] * held)
+    except ValueError as error:
+        pytest.fail(f"{held} tokens fit into room for 10, up to the last place, yet: {error}", False)
     try:
         forward([1] * given)
     except ValueError as error:
@@ -124,7 +128,11 @@ def test_a_sequence_that_does_not_grow_or_does_not_fit_is_refused(held, given):
             f"nothing new, or no more room, is a ValueError, not {type(error).__name__}: {error}", False
         )
     else:
-        pytest.fail("nothing new, or no more room, is refused with a ValueError", False)
+        pytest.fail(
+            f"{given} tokens given, {held} held, room for 10: nothing new, or no more room, is refused with "
+            "a ValueError",
+            False,
+        )
     numbers = set(map(int, re.findall(r"\d+", told)))
     assert {given, held, 10} <= numbers, f"the error names the tokens given, held and the room: {told!r}"
     assert forward.cache.length == held, "a refused call changes nothing"

@@ -54,8 +54,8 @@ def outcome(client, work, words):
     async def ask():
         try:
             got = await _unless_client_leaves(client, work())
-        except (RequestError, ValueError) as error:
-            got = error
+        except (RequestError, ValueError, asyncio.CancelledError) as error:
+            got = error  # a cancelled listener's CancelledError is nobody's to know
         return got, len(asyncio.all_tasks()) - 2, work.over  # but this one and `run`
 
     async def run():

@@ -206,3 +206,30 @@ def test_why_it_stopped_is_told_with_the_last_token(tokenizer):
     (sample,) = last.outputs
     assert sample.finish_reason == "stop", f"the stop string came, yet the reason is {sample.finish_reason!r}"
     assert sample.stop_reason == "three", f"stop_reason names the stop string, not {sample.stop_reason!r}"
+
+
+def test_a_step_that_ends_the_sample_itself_keeps_its_reason_though_aborted(tokenizer):
+    started, go_on = threading.Event(), threading.Event()
+
+    def before(step):
+        if step == 1:  # the last of two
+            started.set()
+            go_on.wait(SECONDS)
+
+    backend = backend_of(tokenizer, Script(tokenizer, before=before))
+
+    async def run():
+        async with (
+            asyncio.timeout(SECONDS),
+            aclosing(await backend.generate(PROMPT, params(2), "r")) as stream,
+        ):
+            await anext(stream)
+            await asyncio.to_thread(started.wait, SECONDS)
+            await backend.abort("r")
+            go_on.set()
+            return [output async for output in stream][-1]
+
+    final = asyncio.run(run())
+    assert (final.finished, final.outputs[0].finish_reason) == (True, "length"), (
+        "the step under way has a finish reason of its own: it stands, also after an abort"
+    )

@@ -124,3 +124,21 @@ def test_a_long_value_is_shortened():
     error = refusal(GOOD | {"max_tokens": "9" * 10_000})
     assert len(error.message) < 300, "a long value is shortened: a message does not send the body back"
     assert error.message.endswith("Input should be a valid integer"), "the complaint comes after the value"
+
+
+def test_a_body_that_is_no_object_is_called_body():
+    complaint = {
+        "type": "model_attributes_type",
+        "loc": ("body",),
+        "msg": "Input should be a valid dictionary",
+    }
+    error = told([complaint | {"input": [1]}], body=[1])
+    assert (error.message, error.param) == ("body=[1]: Input should be a valid dictionary", None), (
+        "where the path names no field, param is None, and the message says `body` in its place"
+    )
+
+
+def test_an_empty_body_is_no_body():
+    """Bytes that are not empty were declared as something else than JSON; empty ones are nothing at all."""
+    complaint = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
+    assert told([complaint], body=b"").message == "a JSON body is required", "an empty body is no body"

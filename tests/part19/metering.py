@@ -63,9 +63,18 @@ class Played:
         for request in requests:
             self.meter.on_arrival(request)
 
-    def step(self, start: float, end: float, work: dict[Asked, int], error: str | None = None) -> None:
-        """So many tokens of each; whoever has its prompt behind it says one, unless the step failed."""
-        self.clock.now, self.steps = end, self.steps + 1
+    def step(
+        self,
+        start: float,
+        end: float,
+        work: dict[Asked, int],
+        error: str | None = None,
+        told_at: float | None = None,
+    ) -> None:
+        """So many tokens of each; whoever has its prompt behind it says one, unless the step failed. The
+        meter is told at `end` unless said.
+        """
+        self.clock.now, self.steps = end if told_at is None else told_at, self.steps + 1
         held = []
         for request, tokens in work.items():
             held.append(request.computed + tokens)

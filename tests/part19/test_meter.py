@@ -258,7 +258,9 @@ def test_who_was_there_before_the_meter_is_nobody_s(played):
     stranger = Asked("a")
     played.step(0, 1, {stranger: 10})
     played.finish(1, stranger)
-    assert played.seconds(1) == {"late": 1}
+    assert played.seconds(1) == {"late": 1}, (
+        "a step that ends has its time, as `late` if all its requests left"
+    )
     assert played.meter.read().num_ended == 0
 
 
@@ -283,3 +285,11 @@ def test_looking_changes_nothing(played):
     played.finish(5, one)
     assert played.seconds(7) == {"idle": 5, "input": 2}
     assert paid(one) == {"input": 2}
+
+
+def test_a_step_has_the_time_up_to_its_own_end(played):
+    one = Asked("a")
+    played.arrive(0, one)
+    played.step(0, 2, {one: 10}, told_at=3)
+    assert paid(one) == {"input": 2}, "a step's time ends with the step (record.end), not when it is told"
+    assert played.seconds(3) == {"input": 2, "under_way": 1}

@@ -64,3 +64,9 @@ def test_recomputing_behind_a_cached_beginning():
     assert work(4, 12, prompt=20, cached=4, reached=12) == Work(recomputed=8 * 10 + 12), (
         "all computed tokens are recomputed, so that kind bears the reading, of cached tokens too"
     )
+
+
+def test_a_step_across_the_prompts_end_reads_for_its_last_token():
+    assert work(4, 10) == Work(input=4 * 10, output=2 * 100 + 10), (
+        "four prompt tokens and two behind them: the last one is output, so output bears all of the reading"
+    )
