@@ -133,3 +133,10 @@ def test_after_tokens_that_came_together_each_token_counts_once(tokens):
     assert read.observed(INTER) == (3, 1.5), (
         "three gaps of 0.5: each begins with the newest token of the last step"
     )
+
+
+def test_what_comes_together_with_the_first_token_takes_nothing_from_it(tokens):
+    read = tokens(12.0, 12.0)
+    assert (read.observed(FIRST), read("vllm:prompt_tokens_total")) == ((1, 2.0), 7), (
+        "the first token has its wait and the prompt is counted, however many tokens came with it"
+    )
