@@ -57,7 +57,7 @@ def guarded(
     special tokens overlap. The content then has no special token. `Tokenizer.encode` removes the guard after
     it has found the special tokens. The guard is the first of GUARDS that no content has. Nothing else
     changes, the given messages do not change, and without special tokens no guard is inserted. A special
-    token of a single character is not guarded, because it has no place for a guard. Raises ChatError if the
+    token of a single character stays one, because it has no place for a guard. Raises ChatError if the
     contents use all of GUARDS.
     """
     contents = "".join(message["content"] for message in messages)

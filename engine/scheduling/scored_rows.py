@@ -10,8 +10,8 @@ def scored_rows(request: Request, positions: range) -> LogitsRows:
 
     The row at position p has the logits of the token at p + 1. Three kinds:
 
-    - p + 1 is a token of the prompt: the row is scored for it, if the request wants every row
-      (`request.wants_every_row`).
+    - p + 1 is a token of the prompt, one of the first `request.num_prompt_tokens` of `request.token_ids`: the
+      row is scored for it, if the request wants every row (`request.wants_every_row`).
     - p + 1 is a token of the output so far, which a preempted request computes again: the row is not read.
     - p is the last of `request.token_ids`, or a draft behind it: a token is chosen from the row
       (`sampled_rows` counts these).

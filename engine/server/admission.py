@@ -172,6 +172,7 @@ class Admission(WrappedBackend):
         3. Call the backend. The backend checks the request and returns a stream; `stream.tokens` is the
            largest number of tokens that the request may have.
         4. `_take` places for these tokens; if that fails, close the stream.
+        5. Return an `AdmittedStream`, and keep it in `_admitted`, where `end_all` finds it.
 
         After any failure in 3 or 4, a cancellation included, all places of the request are given back. The
         engine has not begun the request then, so the places must not count for the pace.

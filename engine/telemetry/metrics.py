@@ -151,8 +151,8 @@ class EngineMetrics(Listener):
            `history.sample` for the dashboards: kind "ttft", the time of the first token, the value. Add the
            prompt's tokens to vllm:prompt_tokens. Observe no inter-token latency, even if more tokens came
            together with the first.
-        3. Otherwise, observe one inter-token latency, from the last counted token to the newest, however many
-           tokens came at once (Part 16). vLLM does the same.
+        3. Otherwise, observe one inter-token latency, in vllm:inter_token_latency_seconds, from the last
+           counted token to the newest, however many tokens came at once (Part 16). vLLM does the same.
         4. Set `num_counted` to the number of all output tokens.
         """
         stats, counters = progress.request.stats, self.counters

@@ -16,7 +16,7 @@ def test_the_worked_example_of_the_article():
 
 
 def test_certainty_has_perplexity_1():
-    assert perplexity([0.0] * 5) == 1
+    assert outcome(perplexity, [0.0] * 5) == 1, "certain of each token: as unsure as among 1"
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])

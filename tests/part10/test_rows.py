@@ -98,6 +98,7 @@ def test_of_n_samples_the_first_scores_the_prompt():
     second = request(prompt=4, parent=first)
     assert scored_rows(second, range(3, 4)) == LogitsRows([], 1)
     assert (first.wants_every_row, second.wants_every_row) == (True, False)
+    assert scored_rows(second, range(4)) == LogitsRows([], 1), "of n samples the first alone wants every row"
     assert rows_of((first, 4), (second, 4)).prompt_logprobs == (0, UNSCORED)
 
 
@@ -117,7 +118,9 @@ def test_a_step_says_which_rows_choose_and_which_are_scored():
     )
     # Whose rows they are: 0 | 1 2 3 4 | 5 6 7 | 8 9 10 11 | 12.
     assert (rows.chosen, rows.counts) == ((0, 4, 7, 12), (1, 1, 1, 0, 1))
-    assert (rows.prompt, rows.prompt_counts) == ((1, 2, 3, 5, 6), (0, 3, 2, 0, 0))
+    assert (rows.prompt, rows.prompt_counts) == ((1, 2, 3, 5, 6), (0, 3, 2, 0, 0)), (
+        "who asks for log probabilities of the output alone has no prompt scored: request.wants_every_row"
+    )
     assert rows.prompt_ids == (11, 12, 13, 14, 15)
     assert rows.logprobs == (UNSCORED, UNSCORED, 2, 2, 0)
     assert rows.prompt_logprobs == (UNSCORED, 0, 0, UNSCORED, UNSCORED)

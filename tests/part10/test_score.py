@@ -18,7 +18,7 @@ def of(token_id: int, n: int = 0, logits=BY_HAND) -> Scores:
 
 
 def near(values, expected) -> bool:
-    return torch.allclose(torch.as_tensor(values), torch.as_tensor(expected), atol=1e-5)
+    return torch.allclose(torch.as_tensor(values).double(), torch.as_tensor(expected).double(), atol=1e-5)
 
 
 @pytest.mark.parametrize(("token_id", "p"), [(0, 0.1), (1, 0.5), (2, 0.25), (3, 0.15)])
@@ -71,7 +71,7 @@ def test_a_vocabulary_smaller_than_n_gives_all_it_has():
 
 
 def test_each_row_has_a_token_of_its_own():
-    logits = BY_HAND.expand(4, 4)
+    logits = BY_HAND.repeat(4, 1)
     scores = score(logits, torch.tensor([3, 0, 1, 2]), 1)
     assert near(scores.logprobs, [math.log(p) for p in (0.15, 0.1, 0.5, 0.25)]), (
         "row r is scored for token_ids[r]"
@@ -94,9 +94,10 @@ def test_half_precision_logits_are_scored_in_fp32(dtype):
 
 
 def test_the_logits_are_left_as_they_are():
-    logits = BY_HAND.clone()
+    logits = BY_HAND + 7
+    before = logits.clone()
     of(1, n=2, logits=logits)
-    assert torch.equal(logits, BY_HAND), "`logits` is the caller's"
+    assert torch.equal(logits, before), "`logits` is the caller's: nothing is subtracted in its place"
 
 
 def test_large_logits_do_not_overflow():

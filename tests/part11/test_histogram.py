@@ -93,4 +93,12 @@ def test_the_estimate_lies_in_the_bucket_of_the_true_quantile(seed):
             assert estimate == bounds[-1]
         else:
             lower = bounds[bucket - 1] if bucket else 0
-            assert lower - 1e-9 <= estimate <= bounds[bucket] + 1e-9, f"p{percent} of {len(values)} values"
+            assert lower - 1e-9 <= estimate <= bounds[bucket] + 1e-9, (
+                f"p{percent} of {len(values)} values: between the bounds of the bucket that holds the rank, "
+                f"{lower} and {bounds[bucket]}, whether the one before is empty or not"
+            )
+
+
+def test_a_share_is_looked_at_before_the_counts():
+    error = outcome(quantile, 1.5, (1,), [0, 0])
+    assert str(error).startswith("ValueError"), f"1.5 is no share, observed or not: {error}"

@@ -55,6 +55,7 @@ def tokens(measured):
     reading.history = metrics.history
     progress = RequestProgress(make_request("a", prompt=7, output=50))
     progress.request.stats.arrival, progress.scheduled = 10.0, 11.5
+    progress.request.num_cached_tokens = 4  # found in a prefix cache: tokens of the prompt, too
 
     def come(*when: float):
         progress.request.stats.token_times += when
@@ -106,7 +107,8 @@ def test_the_prompt_counts_once_with_the_first_token(tokens):
     tokens(12.0)
     read = tokens(12.5)
     assert read("vllm:prompt_tokens_total") == 7, (
-        "the prompt's 7 tokens are counted with the first token, once, and no output tokens among them"
+        "the prompt's 7 tokens are counted with the first token, once, and no output tokens among them; "
+        "those that a cache had are counted, too"
     )
 
 
@@ -132,4 +134,11 @@ def test_after_tokens_that_came_together_each_token_counts_once(tokens):
     )
     assert read.observed(INTER) == (3, 1.5), (
         "three gaps of 0.5: each begins with the newest token of the last step"
+    )
+
+
+def test_what_comes_together_with_the_first_token_takes_nothing_from_it(tokens):
+    read = tokens(12.0, 12.0)
+    assert (read.observed(FIRST), read("vllm:prompt_tokens_total")) == ((1, 2.0), 7), (
+        "the first token has its wait and the prompt is counted, however many tokens came with it"
     )

@@ -325,3 +325,11 @@ def test_a_parent_may_leave_before_its_children():
         assert tokens_in_pages(cache, seq) == seq.token_ids
         cache.release(seq)
     assert cache.usage().tokens_held == 0
+
+
+def test_who_was_preempted_needs_room_for_what_it_has_said_too():
+    cache = paged(4)
+    admitted(cache, sequence("a", range(5)))
+    back = sequence("b", range(50, 59))
+    back.num_prompt_tokens = 4
+    assert cache.admit(back) is None, "a prompt of 4 and 5 tokens said: 9 known tokens need 3 blocks"

@@ -40,7 +40,9 @@ def test_every_token_goes_to_its_own_slot():
     k, v = tokens(3, 2, 4)
     store_kv(k, v, keys, values, torch.tensor([40, 0, 17], device=DEVICE))
     for memory, x in ((keys, k), (values, v)):
-        assert torch.equal(memory.flatten(0, 1)[[40, 0, 17]], x), "program t takes token t and its slot"
+        assert torch.equal(memory.flatten(0, 1)[[40, 0, 17]], x), (
+            "program t takes token t and its slot; slot 0 is a slot like any other"
+        )
 
 
 def test_tokens_of_a_fused_layer_lie_apart():
@@ -56,7 +58,7 @@ def test_no_more_than_a_tokens_numbers_are_written():
     memory, keys, values = pages(3, 4)  # 12 numbers, padded to 16
     k, v = tokens(1, 3, 4)
     store_kv(k, v, keys, values, torch.tensor([5], device=DEVICE))
-    assert torch.equal(keys[0, 5], k[0])
+    assert torch.equal(keys[0, 5], k[0]), "rows of keys[B · P, WIDTH] are WIDTH numbers apart, not PADDED"
     assert torch.equal(values[0, 5], v[0])
     memory[:, 1, 5] = 0
     assert not memory.any(), "PADDED numbers are taken, only WIDTH of them are written"

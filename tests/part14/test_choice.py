@@ -111,6 +111,8 @@ def test_a_token_goes_with_the_text_that_it_begins():
     )
     got = choice(five, previous=half, logprobs=True, stream=True)["logprobs"]["content"]
     assert got[0]["bytes"] == [0xC3], "the token that was held back is told with the text that it begins"
+    got = choice(half, previous=three, logprobs=True, stream=True)["logprobs"]
+    assert got == {"content": [], "refusal": None}, "no new token: an empty list, and no null"
     deltas = [(None, three), (three, half), (half, five), (five, sample(6, "Hi é!", "stop"))]
     told = [
         entry["bytes"]
@@ -126,3 +128,20 @@ def test_the_opening_says_who_speaks_before_there_is_a_word():
     assert [(choice["index"], choice["delta"]) for choice in opening] == [
         (i, {"role": "assistant", "content": ""}) for i in range(2)
     ]
+
+
+def test_what_goes_on_in_a_users_message_is_shown_as_one():
+    """The model goes on in the last message, "Hi" of a user, and the client wants to see it whole."""
+    goes_on = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
+    message = choice(WHOLE, **goes_on)["message"]
+    assert message["role"] == "user", "the role is body.role(): whose message the model writes"
+    assert message["content"] == "HiHi é!", "the content is body.echoed(), and then the text"
+    delta = choice(WHOLE, stream=True, **goes_on)["delta"]
+    assert delta == {"content": "Hi é!"}, "in a stream, the opening has sent the echo"
+
+
+def test_tokens_may_be_named_by_their_ids():
+    got = choice(sample(1, "H", "length"), logprobs=True, return_tokens_as_token_ids=True)["logprobs"]
+    assert got["content"][0]["token"] == f"token_id:{SAID[0]}", (
+        "return_tokens_as_token_ids is the last argument of `token_json`"
+    )

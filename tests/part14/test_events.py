@@ -47,6 +47,9 @@ def test_comments_and_other_names_are_passed_over():
 def test_a_line_without_a_colon_is_a_name():
     assert list(events(["data", ""])) == [""], "`data` without a colon is a `data` with an empty value"
     assert list(events(["nothing", ""])) == []
+    assert list(events(["data: one", " ", "data: two", ""])) == ["one\ntwo"], (
+        "only an empty line ends an event: a line of blanks has a name, and it is not `data`"
+    )
 
 
 def test_an_event_that_never_ends_is_none():

@@ -43,6 +43,7 @@ def test_also_where_two_overlap():
         "the second `aba` begins inside the first, and is one as well once the first is none"
     )
     assert contents("<<a>>", special=["<a>", "<<a>>"]) == [f"<{G}<{G}a>>"], "one inside another is one, too"
+    assert contents("<a>", special=["<a", "<a>"]) == [f"<{G}a>"], "two that begin together share one guard"
 
 
 def test_a_special_tokens_text_is_no_pattern():
@@ -63,8 +64,12 @@ def test_the_guard_is_one_that_no_content_has():
 
 
 def test_when_all_are_in_use_the_conversation_is_refused():
-    with pytest.raises(ChatError):
+    raised = None
+    try:
         guarded([user("".join(GUARDS[:16])), user("".join(GUARDS[16:]))], SPECIAL)
+    except (ChatError, StopIteration, IndexError) as error:
+        raised = type(error)
+    assert raised is ChatError, "contents that use all of GUARDS: a ChatError, which the client is told"
 
 
 def test_the_messages_given_stay_as_they_are_and_roles_too():
@@ -72,6 +77,7 @@ def test_the_messages_given_stay_as_they_are_and_roles_too():
     messages, _ = guarded(given, SPECIAL)
     assert given == [{"role": "system", "content": "<|user|>"}, user("Hi")], "the messages given are changed"
     assert [message["role"] for message in messages] == ["system", "user"], "a message keeps its role"
+    assert messages[0]["content"] == f"<{G}|user|>", "every content is guarded, whoever is said to speak"
 
 
 def test_without_special_tokens_there_is_nothing_to_guard():

@@ -41,6 +41,7 @@ def test_no_other_character_ends_a_line(character):
 def test_a_line_may_come_in_pieces():
     assert list(lines([b"o", b"ne\ntw", b"o\n"])) == ["one", "two"], "a line may come in pieces"
     assert list(lines([b"", b"one", b"", b"\n", b""])) == ["one"], "an empty piece changes nothing"
+    assert list(lines([b"o", b"n", b"e\n"])) == ["one"], "a line may come in more than two pieces"
 
 
 def test_a_character_may_come_in_pieces():
@@ -58,9 +59,10 @@ def test_cr_and_lf_are_one_end_also_in_two_pieces():
     assert list(lines([b"one\r", b"two\n", b"\n"])) == ["one", "two", ""], (
         "only an LF right behind the CR belongs to it"
     )
-    assert list(lines([b"one\r", b"\n", b"\n"])) == ["one", ""], (
-        "a CR takes one LF with it, and the next LF ends a line of its own"
-    )
+    for pieces in ([b"one\r", b"\n", b"\n"], [b"one\r", b"\n\n"]):
+        assert list(lines(pieces)) == ["one", ""], (
+            "a CR takes one LF with it, and the next LF ends a line of its own"
+        )
 
 
 def test_a_line_is_there_as_soon_as_its_end_is():
@@ -86,6 +88,9 @@ def test_a_byte_order_mark_is_left_out_in_front_alone():
     assert list(lines([mark[:1], mark[1:] + b"one\n"])) == ["one"], "it may come in pieces, too"
     assert list(lines([b"one\n" + mark + b"two\n"])) == ["one", "\ufefftwo"], (
         "later, the mark is a character like any other"
+    )
+    assert list(lines([b"\n" + mark + b"two\n"])) == ["", "\ufefftwo"], (
+        "later, the mark is a character like any other: an empty first line was the first one"
     )
 
 

@@ -67,6 +67,7 @@ class Desk:
         self.looking: asyncio.Event | None = None
         self.feeds: list[Feed] = []
         self.seen = 0  # requests whose check has begun
+        self.options: dict = {}  # of the last of them
 
     async def __aenter__(self) -> "Desk":
         return self
@@ -83,6 +84,7 @@ class Desk:
 
     async def generate(self, prompt, params, request_id, **options) -> Feed:
         self.seen += 1
+        self.options = options
         if self.looking:
             await self.looking.wait()
         if self.error:

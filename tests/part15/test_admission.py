@@ -20,7 +20,7 @@ async def refused(backend, params=PARAMS) -> RequestError:
 
 def test_an_admitted_request_holds_its_places_until_it_is_closed():
     async def test():
-        backend = admission()
+        backend = admission(reqs=4)
         stream = await backend.generate("prompt", SamplingParams(n=2), "r")
         assert held(backend) == (2, 2 * TOKENS), "n samples are n sequences, each with prompt and output"
         for _ in range(2):
@@ -35,11 +35,10 @@ def test_the_last_output_gives_the_places_back_before_anybody_closes():
     async def test():
         backend = admission()
         stream = await backend.generate("prompt", PARAMS, "r")
-        backend.backend.feeds[0].say(output(("a", None)), output(("ab", "stop")))
+        backend.backend.feeds[0].say(output(("a", None)), output(("ab", "stop")), output(("abc", "stop")))
         assert [(await anext(stream)).finished for _ in range(2)] == [False, True]
         assert held(backend) == (0, 0), "who reads slowly keeps nobody out"
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
+        assert await anext(stream, None) is None, "a stream that is over asks the engine for no more"
 
     run(test())
 
@@ -281,6 +280,7 @@ def test_an_engine_that_has_ended_serves_nobody():
         backend.backend.healthy = False
         error = await refused(backend)
         assert (error.status, error.code, error.headers) == (503, "engine_down", {})
+        assert backend.refused["engine_down"] == 1, "who is refused is counted: `refusal` does so"
         assert backend.backend.seen == 0, "who cannot be served is refused before its prompt is looked at"
         with pytest.raises(RequestError) as caught:
             backend.health()
@@ -302,5 +302,23 @@ def test_a_server_that_shuts_down_takes_on_nobody_new():
         assert (await anext(stream)).finished, "who was admitted goes on"
         assert backend.idle
         assert not backend._admitted, "what is over is forgotten"
+
+    run(test())
+
+
+def test_who_is_admitted_can_be_found():
+    async def test():
+        backend = admission()
+        stream = await backend.generate("prompt", PARAMS, "r")
+        assert backend._admitted == {stream}, "the stream is in `_admitted`, where `end_all` finds it"
+
+    run(test())
+
+
+def test_what_else_a_client_asks_for_reaches_the_engine():
+    async def test():
+        backend = admission()
+        await backend.generate("prompt", PARAMS, "r", priority=3)
+        assert backend.backend.options == {"priority": 3}, "the options are the backend's: priority, adapter"
 
     run(test())

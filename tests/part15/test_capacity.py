@@ -5,6 +5,7 @@ import math
 import pytest
 
 from engine.server.capacity import MAX_RETRY_SECONDS, PACE_ROUNDS, Capacity, QueueLimits, queue_limits
+from tests.part01.outcome import outcome
 from tests.part15.crowd import milliseconds, serve, whole_seconds
 from tests.part15.fakes import Clock
 
@@ -194,3 +195,13 @@ def test_where_a_second_is_long_milliseconds_keep_the_seats_taken():
         )
         assert bounded <= 1.15 * unbounded, "told in milliseconds, they come before a seat is empty"
         assert rounded > 1.5 * unbounded, "told at least a second, most seats are empty for it"
+
+
+def test_half_of_an_odd_number_is_no_whole_number(full):
+    full.give_back(1, 100, worked=False)
+    assert full.retry_after(2, 200) == 5.0, "5 wait for a seat: half of them are 2.5, at one in 2 seconds"
+
+
+def test_a_deadline_may_come_when_nobody_else_is_there(capacity):
+    told = outcome(capacity.retry_after, 0, 0)
+    assert told == 0.0, f"nobody is admitted, and nothing is missing: 0 s, not {told}"

@@ -50,7 +50,7 @@ def test_a_wrong_header_takes_no_place():
         _arrival.set(Arrival(asyncio.get_running_loop().time(), "-1"))
         with pytest.raises(RequestError, match="above 0"):
             await backend.generate("prompt", PARAMS, "r")
-        assert held(backend) == (0, 0)
+        assert held(backend) == (0, 0), "a header that is wrong is a 400 before any place is taken"
 
     run(test())
 

@@ -100,7 +100,7 @@ def test_a_step_with_a_prompt_in_it_is_halved_and_nobody_leaves():
     scheduler.add(make_request("a", 40, 5))
     _, failed = fail(scheduler)
     assert failed == [], "a prompt can be read in smaller chunks: nobody fails"
-    assert scheduler.num_out_of_memory == 1
+    assert scheduler.num_out_of_memory == 1, "each step that ran out of memory is counted"
     assert scheduled(scheduler) == {"a": 20}, "a step of 40 tokens ran out: the next has 20"
 
 
@@ -337,3 +337,11 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, mon
         assert output.token_ids == told_alone(prompt, replace(GREEDY, max_tokens=4 + int(name))).token_ids
     assert scheduler.num_out_of_memory >= 5, "memory hardly ever ran out"
     assert_idle(engine)
+
+
+def test_of_many_one_leaves_at_a_time():
+    scheduler = make()
+    requests = running(scheduler, 0, 0, 0, 0)
+    fail(scheduler)
+    waiting = sum(request.state is State.WAITING for request in requests)
+    assert waiting == 1, f"one goes, and then the step is tried again: the fewest have to go, not {waiting}"
