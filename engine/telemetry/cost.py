@@ -108,7 +108,8 @@ class CostMeter(Listener):
 
         Holds `_lock`, because other threads read.
 
-        1. If the step failed (`record.error`), charge all the time to the kind `failed`. Nothing else changes.
+        1. If the step failed (`record.error`), charge all the time to the kind `failed` and change nothing
+           else.
         2. Otherwise collect the (kind, weight) pairs of every sample in the step, from `_count_and_weigh`. A
            sample that is not in `_samples` has left: its kind is `late`, and its weight counts each computed
            token as an output token, plus each token held.
