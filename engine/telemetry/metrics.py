@@ -12,7 +12,7 @@ https://github.com/vllm-project/vllm. Names, labels and buckets are in metric_na
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -237,7 +237,7 @@ class EngineMetrics(Listener):
         by_source = {"local_compute": num_computed, "local_cache_hit": num_cached}
         ended = succeeded | ended_early
         finished = {reason: ended.get(reason, 0) for reason in FINISHED_REASONS}
-        labelled = {
+        labelled: dict[str, Mapping[str, float]] = {
             "vllm:prompt_tokens_by_source": by_source,
             "vllm:request_success": finished,
             "ruvon:requests_ended_early": ended_early,
