@@ -150,3 +150,17 @@ def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path, version):
     assert host_memory.available_memory() == 4096, "at most the limit, if the use cannot be read"
     write(limit, "max" if version == 2 else f"{2**63 - 4096}")
     assert host_memory.available_memory() == 520 * 1024, "no limit"
+
+
+def test_memory_is_pages_times_their_size_and_what_the_system_does_not_say_is_none(monkeypatch):
+    reported = {"SC_PAGESIZE": 4096, "SC_AVPHYS_PAGES": 3, "SC_PHYS_PAGES": 5}
+
+    def sysconf(name: str) -> int:
+        if name not in reported:
+            raise ValueError("unrecognized configuration name")
+        return reported[name]
+
+    monkeypatch.setattr(host_memory.os, "sysconf", sysconf, raising=False)
+    assert host_memory.host_memory() == (3 * 4096, 5 * 4096), "bytes, free and in all"
+    del reported["SC_AVPHYS_PAGES"]
+    assert host_memory.host_memory() == (None, 5 * 4096), "macOS does not say what is free"

@@ -6,6 +6,7 @@ import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
+from engine.decoding.template_costs import format_characters
 from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
@@ -116,3 +117,8 @@ def test_a_number_may_have_4096_bits(operator, left, right):
     with pytest.raises(BudgetExceeded, match="a number of more than 4,096 bits"):
         _refuse_large_int(operator, left, right)
     _refuse_large_int(operator, left, right - 1)
+
+
+def test_each_width_that_is_written_in_a_format_counts():
+    widths = format_characters("%7d %9d", (1, 2)) - format_characters("%d %d", (1, 2))
+    assert widths == 7 + 9 + len("79"), "two widths, and their digits in the text"
