@@ -53,7 +53,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     with ExitStack() as on_failure:
         on_failure.callback(watchers.close)
         devices = load_devices(args)
-        on_failure.callback(devices.executor.shutdown)
+        on_failure.callback(lambda: devices.executor.shutdown())
         engine = _compose(devices, recording, listeners, watchers)
         on_failure.pop_all()
     return engine
