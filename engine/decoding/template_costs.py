@@ -17,14 +17,17 @@ MAX_CHARACTERS = 2**25
 STEP_CHARACTERS = 64
 Text = str | bytes
 
-# Filters that convert their whole value to text.
-WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
-FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
+# Filters that are charged as if they converted their whole value to text.
+WRITING_FILTERS = {"join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
+# The flags, the width and the precision of a field of `%`, with the `%` or the name's `)` before them:
+# "%20d", "%(name)-20s".
+PERCENT_WIDTH = re.compile(r"[%)][-+ #\d.*]*")
 
 
-def filter_characters(name: str, value: Any, arguments: Sequence[Any]) -> int:
-    """The most characters that `value | name(arguments)` may make. `value` and `arguments` have no iterators
-    (`as_list`), and the value of "replace" is a text.
+def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
+    """The most characters that `value | name(arguments)` may make. The arguments are in the order of the
+    filter's parameters. The value of WRITING_FILTERS is no iterator (`as_list`), and that of "replace" is a
+    text.
     """
     if name in ("default", "d"):
         return 0  # the filter returns its value or its argument
@@ -48,14 +51,14 @@ def filter_characters(name: str, value: Any, arguments: Sequence[Any]) -> int:
 
 
 def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
-    """The most characters that a method of a text or of a number may make. `owner` is the text or number."""
+    """The most characters that a method of a text or of a number may make, other than `format` and
+    `format_map`. `owner` is the text or number.
+    """
     size = _length(owner)
     if name == "replace" and len(arguments) > 1:
         old, new = arguments[:2]
         replacements = owner.count(old) if isinstance(old, type(owner)) else 0
         return size + replacements * _length(new)
-    if name in ("format", "format_map"):
-        return size + format_characters(owner, arguments)
     if name == "join":
         num_items = max((len(argument) for argument in arguments if isinstance(argument, Sized)), default=0)
         return written_length(arguments) + size * num_items
@@ -68,21 +71,19 @@ def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
 
 
 def format_characters(template: Any, values: Any) -> int:
-    """The most characters that a format (`%` or `str.format`) may make: its text, values and widths."""
+    """The most characters that `template % values` may make: its text, values and widths."""
     text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
     if not isinstance(values, tuple):
         values = (values,)
-    # 1. The widths that are written in the template.
-    widths = 0
-    for field in FORMAT_FIELD.findall(text):
-        for digits in re.findall(r"\d+", field):
-            widths += int(digits[:12])  # 12 digits suffice to exceed MAX_CHARACTERS
-    # 2. The values. Each field may show all of them, and a value may be a width: "%*d", "{:>{}}".
-    num_fields = 1 + text.count("{") + text.count("%")  # an upper bound
-    characters_of_field = written_length(values)
-    if "*" in text or re.search(r"\{[^{}]*\{", text):
-        characters_of_field += _largest_int(values)
-    return len(text) + widths + num_fields * characters_of_field
+    # Each field may show all of the values, and with "%*d" a value is a width.
+    characters_of_field = written_length(values) + ("*" in text) * _largest_int(values)
+    widths = sum(map(sum_of_numbers, PERCENT_WIDTH.findall(text)))
+    return len(text) + widths + text.count("%") * characters_of_field
+
+
+def sum_of_numbers(text: str) -> int:
+    """The sum of the whole numbers that are written in a text, or more than MAX_CHARACTERS."""
+    return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))  # 12 digits suffice to be too many
 
 
 def written_length(value: Any) -> int:

@@ -10,6 +10,7 @@ results are no longer than their operands. One of them can still be slow: a comp
 """
 
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, Template, TemplateError, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -31,6 +32,7 @@ from engine.decoding.template_costs import (
     filter_characters,
     format_characters,
     method_characters,
+    sum_of_numbers,
     written_length,
 )
 
@@ -147,12 +149,31 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(obj, LoopContext):  # `loop(items)` runs a recursive loop over these items
             if args:
                 args = (budget.counted(args[0]), *args[1:])
+        elif isinstance(owner, str) and obj.__name__ == "format":
+            _ChargedFormatter(self).vformat(owner, args, kwargs)
+        elif isinstance(owner, str) and obj.__name__ == "format_map":
+            _ChargedFormatter(self).vformat(owner, (), *args)
         elif isinstance(owner, Text | int):
             args = tuple(as_list(argument) for argument in args)
             budget.charge(method_characters(obj.__name__, owner, (*args, *kwargs.values())))
         result = super().call(context, obj, *args, **kwargs)
         budget.charge_result(result)
         return result
+
+
+class _ChargedFormatter(SandboxedFormatter):
+    """Formats as `str.format` does in Jinja's sandbox. Each field is charged before it is written: only then
+    its width is known, which may itself be the text or an attribute of a value ("{:{a.b}}").
+    """
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion is not None:  # "!r", "!s" or "!a"
+            _budget.get().charge(written_length(value))
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        _budget.get().charge(written_length(value) + sum_of_numbers(format_spec))
+        return super().format_field(value, format_spec)
 
 
 class _ChargeLoopsAndConcats(NodeTransformer):
@@ -212,6 +233,9 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:  # brings named arguments into the order of the parameters
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
         leading = args[:num_leading]
         value, *others = args[num_leading:]
         if name in WRITING_FILTERS:

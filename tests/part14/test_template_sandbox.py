@@ -47,6 +47,17 @@ TOO_MUCH = {
     "tojson": "{{ [1] | tojson(indent=10**9) }}",
     "a power": "{{ 10**5000 }}",
     "to bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "the filter replace, by names": "{{ ('a' * 10**5) | replace(new='b' * 10**5, old='a') | length }}",
+    "a width in a mapping": "{{ '{a:{w}}'.format_map({'a': 1, 'w': 10**10}) }}",
+    "a width in a list": "{{ '{:{x[0]}}'.format(1, x=[10**10]) }}",
+    "a width in a namespace": "{% set n = namespace(w=10**10) %}{{ '{:{n.w}}'.format(1, n=n) }}",
+    "a width that is the next item": "{% for i in [1, 10**10] %}{{ '{:{l.nextitem}}'.format(1, l=loop) }}"
+    "{% endfor %}",
+    "a width in a text": "{{ '{:{w}}'.format(1, w='>10000000000') }}",
+    "a width behind a value": "{{ '{:{f}>10000000000}'.format(1, f='x') }}",
+    "many fields of one text": "{{ ('{0}' * 10**4).format('a' * 10**4) }}",
+    "fields as Python writes them": NESTED + "{{ '{!r}'.format(ns.x) }}",
+    "percent behind brackets": "{{ '%((a))10000000000d' % {'(a)': 1} }}",
     "slow steps": "{% set s = 'a' * 10**6 %}{% for i in range(99999) %}{{ s | upper | length }}{% endfor %}",
 }
 
@@ -91,6 +102,8 @@ def test_nothing_is_computed_at_load():
     ("{% for m in missing %}x{% endfor %}", ""),
     ("{% for k, v in messages[0].items() if k == 'role' %}{{ k ~ '=' ~ v }}{% endfor %}", "role=user"),
     ("{{ '%s is %d' % ('x', 3) }}{{ '{:>3}'.format(1) }}{{ 'a,b'.split(',') | join('-') }}", "x is 3  1a-b"),
+    ("{{ '{:>{}}{}{x[0]}'.format(1, 3, 10**9, x=['y']) }}", "  11000000000y"),
+    ("{{ '{a}{b!r}'.format_map({'a': 1, 'b': 'c'}) }}{{ 'aa' | replace(new='b', old='a') }}", "1'c'bb"),
     ("{{ messages | map(attribute='content') | join }}{{ 2 * 3 + 2 ** 3 }}{{ 'ab' * 2 }}", "hi14abab"),
     ("{{ 'a\nb' | indent(2) }}{{ ' x ' | trim | upper }}{{ none }}{{ [1, 'a'] }}", "a\n  bXNone[1, 'a']"),
     ("{% set s = namespace(n=0) %}{% for m in [1, 2] %}{% set s.n = s.n + m %}{% endfor %}{{ s.n }}", "3"),
