@@ -67,7 +67,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """The server's sockets, which listen on `host` and `port`. Raises ValueError if the system refuses the
-    host or the port; the message says what to try.
+    host or the port; the message says why, and where it can what to try.
     """
     from engine.server.run import listen as open_sockets
 

@@ -36,7 +36,7 @@ def flag(topic: str, help: str, *names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class ServeFlags:
-    """Who may ask, how much is taken on, and what it costs. Each field is a flag."""
+    """The flags of `ruvon serve` beside those of the engine. Each field is a flag."""
 
     host: Annotated[str, flag(ACCESS, "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, flag(ACCESS, "Port to listen on; 0: any free one.", min=0, max=LAST_PORT)] = 8000
@@ -48,7 +48,10 @@ class ServeFlags:
     ] = False
     served_model_name: Annotated[
         list[str] | None,
-        flag(ACCESS, "What clients call the model, one name or several; default: as given, a folder's last."),
+        flag(
+            ACCESS,
+            "What clients call the model, one name or several; default: --model, of a path its end.",
+        ),
     ] = None
     chat_template: Annotated[
         str | None, flag(ACCESS, "A file with a chat template, or its text; default: the model's own.")
@@ -60,14 +63,17 @@ class ServeFlags:
         list[str] | None, flag(ACCESS, "A name clients reach this server by, beside localhost's.")
     ] = None
     max_num_queued_reqs: Annotated[
-        int | None, flag(LIMITS, "Sequences admitted, waiting and running; default: 16 times --max-num-seqs.")
+        int | None,
+        flag(
+            LIMITS, "Sequences admitted, waiting and running; default: 16 times --max-num-seqs, at least 256."
+        ),
     ] = None
     max_num_queued_tokens: Annotated[
         int | None,
         flag(
             LIMITS,
             "Tokens of their prompts and longest outputs (vLLM counts prompts alone); default: 16 times the "
-            "cache.",
+            "cache, at least 128 times --max-model-len.",
             parser=whole_number,
             metavar="INTEGER",
         ),

@@ -1,6 +1,6 @@
 """Checks for answers of servers that a client does not trust. Part 11; also used by Parts 14 and 15.
 
-The checks bound an answer's length, turn JSON that is nested too deeply into a ValueError, and remove the
+The checks bound an answer's length, turn JSON that is nested too deeply into a ValueError, and replace the
 characters with which text controls a terminal.
 """
 
@@ -52,7 +52,7 @@ def token_count(value: Any) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise ValueError("the number of tokens is no whole number from 0 on")
+        raise ValueError(f"the number of tokens is no whole number from 0 to {MAX_COUNT}")
     return value
 
 

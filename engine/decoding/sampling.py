@@ -1,6 +1,7 @@
 """From logits to tokens: temperature, top-k, top-p, min-p, penalties, bias and seeds, different for each row.
 
-Promises the probabilities of Hugging Face's logits processors, applied in the same order. A row's token
+Promises the probabilities of Hugging Face's logits processors, applied in the same order, where no two
+probabilities of a row are equal; OpenAI's two penalties are as OpenAI describes them. A row's token
 depends only on the row's own probabilities, seed and position, and not on other rows of the batch or on
 preemption. Probabilities that differ by rounding nearly always give the same token. All branches depend on
 numbers of the host, so the host never waits for a GPU. Does not know where rows come from. Part 5.

@@ -22,9 +22,12 @@ def attend_row(
 ):  # fmt: skip
     """Program (key head, part): the queries that share the key head attend to a part of the tokens.
 
-    The last part has the new token, and stores its key and value. The program that ends last joins the parts
-    and writes out[HQ, DH]. In names, qa and qb are the two halves of queries, and ka and kb those
-    of keys.
+    The last part has the new token, and stores its key and value in the place slots[0]; -1 stores nothing.
+    The program that ends last joins the parts and writes out[HQ, DH]. qkv[(HQ + 2 · HKV) · DH] is the new
+    token's, cos_sin[DH] its angles, and lens[0] its context with itself. tables[blocks]; keys and
+    values[blocks, P, HKV, DH]; parts[HQ, SPLITS, DH], maxima and totals[HQ, SPLITS] are scratch, and
+    arrived[HKV] is 0 before and after. ROWS is the number of queries of a key head, rounded up. In names, qa
+    and qb are the two halves of queries, and ka and kb those of keys.
     """
     # 1. This program's key head and part: the tokens first:last, of which first:end are old tokens.
     DH: tl.constexpr = 2 * HALF
@@ -68,6 +71,7 @@ def attend_row(
     total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
     weighted = tl.where(has_new, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
     for start in range(first, end, TOKENS):
+        # Load the next tile, and meanwhile add this one.
         token = start + TOKENS + offset
         valid = token < end
         block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)

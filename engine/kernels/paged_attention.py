@@ -7,8 +7,8 @@ over the sequence's tokens with a running softmax (Part 9).
 
 One long sequence alone would keep one program per head busy, and leave the rest of the GPU idle. So a
 sequence's tokens are split among several programs, and `_merge` joins the results (split-K). The grid depends
-only on the number of sequences. Each program finds out how far to read from `lens` on the GPU, so a CUDA
-graph stays valid while sequences grow.
+on the batch's shape and the device alone (`num_splits`). Each program finds out how far to read from `lens`
+on the GPU, so a CUDA graph stays valid while sequences grow.
 
 With TRITON_INTERPRET=1 the kernels run on a CPU, slowly. Source: Dao et al. 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html.

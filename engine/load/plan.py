@@ -90,8 +90,9 @@ def jobs_of_trace(
     ones. With `rate`, the trace is played faster or slower, so that the whole trace has `rate` arrivals a
     second on average; its bursts remain.
 
-    Raises OSError if the file cannot be read, and ValueError if a column is missing, a value is not a number
-    or a time, there are fewer than two rows, or `rate` is given and the trace has no duration.
+    Its rows must be in the order of their times. Raises OSError if the file cannot be read, and ValueError if
+    a column or a value is missing, a value is not a number or a time, a row is earlier than the row before,
+    there are fewer than two rows, or `rate` is given and the trace has no duration.
     """
     rows = _read_rows(path)
     start, end = rows[0].time, rows[-1].time
@@ -118,16 +119,20 @@ def jobs_of_trace(
 
 
 def _read_rows(path: Path) -> list[TraceRow]:
-    """The rows of a trace, two at least. Raises as `replay` does."""
+    """The rows of a trace, two at least, in the order of the file. Raises as `jobs_of_trace` does."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         columns = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
         if not columns <= set(reader.fieldnames or ()):
             raise ValueError(f"{path}: the columns {', '.join(sorted(columns))} are needed")
-        rows = [
-            TraceRow(_to_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-            for row in reader
-        ]
+        rows: list[TraceRow] = []
+        for row in reader:
+            if None in map(row.get, columns):
+                raise ValueError(f"{path}, line {reader.line_num}: a value is missing")
+            time = _to_seconds(row["TIMESTAMP"])
+            if rows and time < rows[-1].time:
+                raise ValueError(f"{path}, line {reader.line_num}: earlier than the line before")
+            rows.append(TraceRow(time, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
     if len(rows) < 2:
         raise ValueError(f"{path}: at least two rows are needed")
     return rows

@@ -51,8 +51,9 @@ def linear_name(entry: str | None) -> str:
 
 
 def refuse_undivided(config: ModelConfig, size: int) -> None:
-    """Raises CheckpointError, which names the layer and the entry of the plan, if `size` ranks cannot share
-    this model. Whether `size` divides the sizes in `config` is asked elsewhere (engine/parallel/shards.py).
+    """Raises CheckpointError if `size` ranks cannot share this model: if the library has no plan for it, if
+    the plan has an entry for a layer that cannot be cut so, or if a part of the model does not run. Whether
+    `size` divides the sizes in `config` is asked elsewhere (engine/parallel/shards.py).
     """
     subject = f"tensor_parallel_size={size}: {config.model_type} is computed by transformers"
     hf_config = library_config(config.raw)
@@ -61,6 +62,24 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
     plan = plan_entries(hf_config, body)
     if not plan:
         raise CheckpointError(f"{subject}, which has no plan for several ranks of it (base_model_tp_plan)")
+    _refuse_unknown_entries(plan, body, subject)
+    heads = config.num_heads, config.num_kv_heads
+    if any(number % size for number in (*heads, config.intermediate_size)):
+        return  # the caller names what is not divided
+    try:
+        cut(causal_lm, size, _empty)
+        call, *_ = transformers_survey.survey(body, config.num_layers)
+    except CheckpointError as error:
+        raise CheckpointError(f"{subject}, and in {size} parts it does not run: {error}") from None
+    if (call.num_heads, call.num_kv_heads) != tuple(number // size for number in heads):
+        attends = f"it attends with {call.num_heads} and {call.num_kv_heads} heads"
+        raise CheckpointError(f"{subject}, and in {size} parts it does not run: {attends}")
+
+
+def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str) -> None:
+    """Raises CheckpointError, which names the layer and its entry of the plan, for a layer that is not cut by
+    rows or by columns. The message begins with `subject`.
+    """
     modules = dict(body.named_modules())
     linears = {name for name, module in modules.items() if type(module) is nn.Linear}
     for name in [*plan, *sorted(linears - plan.keys())]:
@@ -73,16 +92,6 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
             kind = f" ({type(modules.get(name, nn.Parameter())).__name__})"
         supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
         raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
-    heads = config.num_heads, config.num_kv_heads
-    if any(number % size for number in (*heads, config.intermediate_size)):
-        return  # the caller names what is not divided
-    try:
-        cut(causal_lm, size, _empty)
-        call, *_ = transformers_survey.survey(body, config.num_layers)
-        if (call.num_heads, call.num_kv_heads) != tuple(number // size for number in heads):
-            raise CheckpointError(f"it attends with {call.num_heads} and {call.num_kv_heads} heads")
-    except CheckpointError as error:
-        raise CheckpointError(f"{subject}, and in {size} parts it does not run: {error}") from None
 
 
 def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: torch.dtype) -> Any:

@@ -27,9 +27,9 @@ CLOSE_SECONDS = 10  # the longest wait until the group is left
 class Group:
     """A group of `size` ranks, in which this process is rank `rank`, from 0 to `size` - 1.
 
-    All ranks must call the methods that move numbers in the same order, with tensors of the same shapes. Each
-    call waits for the slowest rank. With gloo, a call raises RuntimeError if another rank has ended, or has
-    not made the same call in time. With NCCL, a call on a GPU only starts the work, and an error may come
+    All ranks must call the methods that move numbers in the same order, with tensors of the same shapes. With
+    gloo, each call waits for the slowest rank, and raises RuntimeError if another rank has ended or has not
+    made the same call in time. With NCCL, a sum on a GPU is only started by the call, and an error may come
     later (`SUM_SECONDS`).
     """
 
@@ -78,7 +78,7 @@ class Group:
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Replace x, of any shape, by the sum over the ranks, and return x. Every rank gets the same bits.
 
-        Waits for up to SUM_SECONDS. Raises RuntimeError, as the class's docstring says.
+        With gloo, waits for up to SUM_SECONDS. Raises RuntimeError, as the class's docstring says.
         """
         dist.all_reduce(x, group=self._step_group)
         return x

@@ -29,13 +29,16 @@ class ProcessRank:
         self.num_on_host = 1 if group.device.type == "cuda" else group.size
 
     def join(self, model: LanguageModel) -> LanguageModel:
-        """Add the sums over the ranks to `model`, in place, and return `model` (`sum_over_ranks`)."""
+        """Add the sums over the ranks to `model`, in place, and on all ranks but 0 drop its output layer
+        (`sum_over_ranks`). Returns `model`.
+        """
         return sum_over_ranks(model, self.group)
 
     def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
         """The executor of this rank. On rank 0, a `LeadingExecutor`, which sends each step to the others. On
-        another rank, `runner` itself, changed so that it chooses and scores no tokens. `slots`: this rank's
-        adapter slots, or None without adapters.
+        another rank, `runner` itself, changed so that it chooses and scores no tokens. On every rank, the
+        runner's last tokens become those that rank 0 has chosen. `slots`: this rank's adapter slots, or None
+        without adapters.
         """
         if runner.last_tokens is not None:
             runner.last_tokens = SharedTokens(runner.last_tokens, self.group)

@@ -1,9 +1,10 @@
-"""The limits on what one client may send and hold, and on how long it may take. Part 4.
+"""A server's limits: on what one request may have, on what is under way at once, and on times. Part 4.
 
-The limits of stops, biases, choices and tools are OpenAI's. Two limits bound a prompt's length: the size of
-the body here, and the model's `max_positions`.
+How many stops, biases, choices and tools a request may have is as in OpenAI's API. Two limits bound a
+prompt's length: the size of the body here, and the model's `max_positions`.
 """
 
+# Of one request.
 MAX_BODY_BYTES = 2**20  # about 200,000 words
 LARGE_BODY_BYTES = 2**14  # larger bodies are parsed one at a time (`BodyLimit`)
 MAX_CHUNKS = 1024  # of one body in chunked encoding; each chunk costs as much as a small read
@@ -31,10 +32,13 @@ TOOL_NAME = "^[A-Za-z0-9_-]{1,64}$"  # OpenAI's names of functions
 MAX_PRIORITY = 2  # from -2 to 2; clients may choose only if the operator allows it
 MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long value
 
+# Of the whole server.
 MAX_REQUESTS = 1000  # under way at once; the next one gets a 503
 MAX_LOADS = 16  # of adapters, under way or waiting; the next one gets a 429 (Part 18)
 MAX_WATCHERS = 8  # of the page /engine; the next one gets a 429 (Part 12)
 MAX_CONNECTIONS = 2000  # fewer if the process may open fewer files (`run.max_connections`)
+
+# Times.
 REQUEST_SECONDS = 20  # to send a request, counted from the connection or from the last answer
 STALL_SECONDS = 30  # after which a client that reads nothing of its answer is cut off
 SHUTDOWN_SECONDS = 10  # for the answers under way, after Ctrl-C or SIGTERM

@@ -19,9 +19,11 @@ def make_extras_runner(
     sizes: Sizes,
     max_new_tokens: int,
     in_flight: int,
+    has_head: bool,
 ) -> ModelRunner:
     """A runner for one model, whose `attend` takes the extras of each layer. The arguments are as in
-    `make_runner` of runners.py. Raises ValueError if the memory has slots and not pages.
+    `make_runner` of runners.py. Its `sum_parts` is not needed: a step here calls the model's own layers, and
+    they sum over the ranks. Raises ValueError if the memory has slots and not pages.
     """
     if not isinstance(memory, PageMemory):
         raise ValueError(
@@ -53,9 +55,15 @@ def make_extras_runner(
     if max_new_tokens > 1:
         max_rows = num_rows(max_rows, max_new_tokens, sizes.max_num_batched_tokens)
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
-    V = model.config.vocab_size
+    V = model.config.vocab_size if has_head else 0
     graphs = DecodeGraphs(
-        lambda rows: step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
+        lambda rows: step,
+        last_tokens,
+        vocab_size=V,
+        max_rows=max_rows,
+        width=max_blocks,
+        capture=device.type == "cuda",
+        in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
     )
     way = GraphWay(graphs, V, max_new=MAX_NEW_TOKENS if max_new_tokens > 1 else 1)
     return ModelRunner([way, eager], memory, last_tokens=last_tokens)

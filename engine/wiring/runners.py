@@ -35,7 +35,9 @@ def make_runner(
     output layer, which only the rank that chooses tokens keeps.
     """
     if model.config.attention_extras:
-        return wiring_of("C").make_extras_runner(args, model, memory, sizes, max_new_tokens, in_flight)
+        return wiring_of("C").make_extras_runner(
+            args, model, memory, sizes, max_new_tokens, in_flight, has_head
+        )
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
     if not (runs_graphs(args) and isinstance(memory, PageMemory)):
@@ -49,13 +51,19 @@ def make_runner(
     from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
-    V, max_seqs = model.config.vocab_size if has_head else 0, sizes.max_num_seqs
+    V = model.config.vocab_size if has_head else 0
+    max_seqs = sizes.max_num_seqs
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
 
     def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
-        step = make_steps(model, memory, max_rows, sum_parts)
         return DecodeGraphs(
-            step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
+            make_steps(model, memory, max_rows, sum_parts),
+            last_tokens,
+            vocab_size=V,
+            max_rows=max_rows,
+            width=max_blocks,
+            capture=device.type == "cuda",
+            in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
         )
 
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]

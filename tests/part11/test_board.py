@@ -251,5 +251,5 @@ def test_bars_have_what_the_names_leave_and_four_columns_at_least(width, num_col
 def test_a_number_of_tokens_is_whole_and_from_0_to_the_last_that_json_readers_agree_on():
     assert [token_count(value) for value in (None, 0, 2**53)] == [None, 0, 2**53]
     for value in (-1, 2**53 + 1, 1.0, True, "1"):
-        with pytest.raises(ValueError, match="no whole number from 0 on"):
+        with pytest.raises(ValueError, match="no whole number from 0 to 9007199254740992"):
             token_count(value)

@@ -68,6 +68,17 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
         jobs_of_trace(file, 1024, 60, Random(0))
 
 
+@pytest.mark.parametrize(("row", "says"), [
+    ("2023-11-16 18:15:09.0", "line 3: a value is missing"),
+    ("2023-11-16 18:14:00,1,1", "line 3: earlier than the line before"),
+])  # fmt: skip
+def test_a_row_that_is_cut_off_or_out_of_order_is_named(tmp_path, row, says):
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + "2023-11-16 18:15:00,5,5\n" + row + "\n")
+    with pytest.raises(ValueError, match=says):
+        jobs_of_trace(file, 1024, 60, Random(0))
+
+
 def test_a_trace_of_one_moment_has_no_pace_to_be_changed(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text(HEAD + "2023-11-16 18:15:00,0,0\n" * 3)

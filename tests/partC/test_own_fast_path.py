@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine import LLM, SamplingParams
+from engine.execution import graphs
 from engine.execution.extras_step import ExtrasStep
 from engine.execution.graphs import GraphWay
 from engine.kernels import llama_row
@@ -14,6 +15,9 @@ from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows
 from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
+from engine.wiring.devices import load_devices
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.runners import make_runner
 from tests.part01 import reference
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
@@ -81,3 +85,16 @@ def test_greedy_tokens_with_our_kernels_are_those_of_generate(family, settings, 
     for ids, output in zip(prompts, outputs, strict=True):
         want = reference.generate(theirs.to("cpu"), ids, max_new_tokens=6, eos_token_id=None)
         assert output.outputs[0].token_ids == want
+
+
+def test_a_rank_without_the_output_layer_looks_for_no_likeliest_token(tmp_path, monkeypatch):
+    """Extension A: only the rank that chooses tokens keeps the layer, and the others have logits[R, 0]."""
+    folder, _ = saved("mistral", tmp_path, sliding_window=6)
+    args = EngineArgs(model=str(folder), device=DEVICE, dtype="float32", attention="triton", max_num_seqs=2,
+                      block_size=4, kv_cache_memory_bytes=2**20)  # fmt: skip
+    devices = load_devices(args)
+    model = devices.runner.ways[-1].model
+    monkeypatch.setattr(
+        graphs, "Greedy", lambda *_: pytest.fail("it reads a row of logits, and there is none")
+    )
+    make_runner(devices.args, model, devices.memory, devices.sizes, 1, 2, has_head=False)
