@@ -374,8 +374,9 @@ SNIPPETS = [
         other = LLM(MODEL, enforce_eager=True, tensor_parallel_size=1)
         outputs = other.generate(["Hello."], SamplingParams(temperature=0.6, max_tokens=256))
         """,
-        'outputs[0]["text"] == outputs[0].outputs[0].text != ""'
-        ' and outputs[0]["token_ids"] == outputs[0].outputs[0].token_ids',
+        # Without a seed the answer may be an end at once: ids it has always, a text nearly always.
+        'outputs[0]["text"] == outputs[0].outputs[0].text'
+        ' and outputs[0]["token_ids"] == outputs[0].outputs[0].token_ids != []',
     ),
 ]
 
