@@ -18,12 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part11_listening import (
     MODEL,
-    TOKENS,
-    WINDOW,
     Costs,
     engine_for,
     seconds_inside,
     take_turns,
+    workload,
 )
 from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.layers.packed_linear import pack_linears
@@ -70,11 +69,8 @@ def main() -> None:
         ["one answer for the dashboard, when asked", middle(asked["snapshot"]), None],
     ]
     tables = {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}}
-    workload = {
-        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
-        "window": WINDOW,
-    }  # fmt: skip
-    show(record("part11_cost", __doc__.splitlines()[0], workload, figures, tables), tables)
+    about = workload(args.sequences, args.rounds)
+    show(record("part11_cost", __doc__.splitlines()[0], about, figures, tables), tables)
 
 
 if __name__ == "__main__":

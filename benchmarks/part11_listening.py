@@ -67,6 +67,11 @@ def take_turns(engine: LLMEngine, sequences: int) -> tuple[list[float], list[flo
     return seconds[listening], seconds[silent]
 
 
+def workload(sequences: int, rounds: int) -> dict[str, str | int]:
+    """What a record says of these measurements."""
+    return {"model": MODEL, "sequences": sequences, "tokens": TOKENS, "rounds": rounds, "window": WINDOW}
+
+
 @dataclass
 class Costs:
     """What was measured, by round. Milliseconds, and shares of a step that nobody listens to."""

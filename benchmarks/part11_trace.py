@@ -19,12 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.part11_listening import (
     MODEL,
     PROMPT,
-    TOKENS,
-    WINDOW,
     Costs,
     engine_for,
     seconds_inside,
     take_turns,
+    workload,
 )
 from benchmarks.record import record, show, whole_numbers
 from engine.layers.packed_linear import pack_linears
@@ -55,11 +54,8 @@ def main() -> None:
     figures = costs.figures() | {"bytes_per_token": statistics.median(sizes)}
     rows = costs.rows("a step, not traced", "the same, traced: more by")
     tables = {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}}
-    workload = {
-        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
-        "window": WINDOW,
-    }  # fmt: skip
-    show(record("part11_trace", __doc__.splitlines()[0], workload, figures, tables), tables)
+    about = workload(args.sequences, args.rounds)
+    show(record("part11_trace", __doc__.splitlines()[0], about, figures, tables), tables)
     print(f"{figures['bytes_per_token']:.0f} bytes of the file for an output token")
 
 

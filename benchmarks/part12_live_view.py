@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.part11_listening import MODEL, PROMPT, TOKENS, WINDOW, take_turns
+from benchmarks.part11_listening import MODEL, PROMPT, take_turns, workload
 from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from engine.cache.memory import PageMemory
 from engine.cache.paged import PagedCache
@@ -133,11 +133,9 @@ def main() -> None:
         "cost": {"columns": ["what", "ms", "share of a step"], "rows": rows},
         "blocks": {"columns": ["blocks", "ms of the engine's thread"], "rows": many},
     }
-    workload = {
-        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
-        "window": WINDOW, "blocks": NUM_BLOCKS, "frames_per_second": FRAMES_PER_SECOND,
-    }  # fmt: skip
-    show(record("part12_live_view", __doc__.splitlines()[0], workload, figures, tables), tables)
+    about = workload(args.sequences, args.rounds)
+    about |= {"blocks": NUM_BLOCKS, "frames_per_second": FRAMES_PER_SECOND}
+    show(record("part12_live_view", __doc__.splitlines()[0], about, figures, tables), tables)
 
 
 if __name__ == "__main__":

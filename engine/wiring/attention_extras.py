@@ -9,7 +9,7 @@ from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.language_model import LanguageModel
 from engine.wiring.compose_cache import Memory, Sizes
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.runners import runs_graphs
+from engine.wiring.runners import decode_graphs, runs_graphs
 
 
 def make_extras_runner(
@@ -45,7 +45,7 @@ def make_extras_runner(
     if not runs_graphs(args):
         return ModelRunner([eager], memory, last_tokens=last_tokens)
     from engine.execution.extras_step import ExtrasStep
-    from engine.execution.graphs import DecodeGraphs, GraphWay
+    from engine.execution.graphs import GraphWay
     from engine.execution.verifying import num_rows
     from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
@@ -54,16 +54,7 @@ def make_extras_runner(
     max_rows = sizes.max_num_seqs
     if max_new_tokens > 1:
         max_rows = num_rows(max_rows, max_new_tokens, sizes.max_num_batched_tokens)
-    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
     V = model.config.vocab_size if has_head else 0
-    graphs = DecodeGraphs(
-        lambda rows: step,
-        last_tokens,
-        vocab_size=V,
-        max_rows=max_rows,
-        width=max_blocks,
-        capture=device.type == "cuda",
-        in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
-    )
+    graphs = decode_graphs(lambda rows: step, last_tokens, memory, sizes, V, max_rows, in_flight)
     way = GraphWay(graphs, V, max_new=MAX_NEW_TOKENS if max_new_tokens > 1 else 1)
     return ModelRunner([way, eager], memory, last_tokens=last_tokens)

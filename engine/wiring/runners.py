@@ -4,6 +4,7 @@ A step runs in the first way that fits: as a CUDA graph if it has few rows, othe
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from engine.models.language_model import LanguageModel
 from engine.wiring.compose_cache import Memory, Sizes
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
+
+if TYPE_CHECKING:
+    from engine.execution.graphs import DecodeGraphs, StepOf
 
 
 def make_runner(
@@ -45,7 +49,7 @@ def make_runner(
             return ModelRunner([EagerWay(model, memory)], memory)
         eager = EagerWay(model, memory, upload=last_tokens.upload)
         return ModelRunner([eager], memory, last_tokens=last_tokens)
-    from engine.execution.graphs import DecodeGraphs, GraphWay  # imported here because triton is optional
+    from engine.execution.graphs import GraphWay  # imported here because triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
@@ -53,18 +57,10 @@ def make_runner(
 
     V = model.config.vocab_size if has_head else 0
     max_seqs = sizes.max_num_seqs
-    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
 
-    def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
-        return DecodeGraphs(
-            make_steps(model, memory, max_rows, sum_parts),
-            last_tokens,
-            vocab_size=V,
-            max_rows=max_rows,
-            width=max_blocks,
-            capture=device.type == "cuda",
-            in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
-        )
+    def graphs(make_steps: Callable, max_rows: int) -> "DecodeGraphs":
+        step_of = make_steps(model, memory, max_rows, sum_parts)
+        return decode_graphs(step_of, last_tokens, memory, sizes, V, max_rows, in_flight)
 
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
@@ -72,6 +68,31 @@ def make_runner(
         ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MAX_NEW_TOKENS))
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
+
+
+def decode_graphs(
+    step_of: "StepOf",
+    last_tokens: LastTokens,
+    memory: PageMemory,
+    sizes: Sizes,
+    vocab_size: int,
+    max_rows: int,
+    in_flight: int,
+) -> "DecodeGraphs":
+    """Graphs of steps of at most `max_rows` rows, recorded if the memory is on a GPU. `vocab_size` is 0 if
+    the steps give no logits. `in_flight` is as in `make_runner`.
+    """
+    from engine.execution.graphs import DecodeGraphs
+
+    return DecodeGraphs(
+        step_of,
+        last_tokens,
+        vocab_size=vocab_size,
+        max_rows=max_rows,
+        width=-(-sizes.max_model_len // memory.block_size),  # blocks of the longest sequence, rounded up
+        capture=last_tokens.chosen.is_cuda,
+        in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
+    )
 
 
 def runs_graphs(args: EngineArgs) -> bool:
