@@ -3,10 +3,12 @@
 import json
 import re
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -62,3 +64,16 @@ def test_a_form_asks_what_is_needed(form):
     names = [field["id"] for field in found["body"]]
     assert len(set(names)) == len(names) > 0
     assert all(field["attributes"]["label"] for field in found["body"])
+
+
+def test_every_pinned_version_installs_on_the_oldest_python_that_is_promised():
+    """Where a pin does not, pip looks for another way for hours, and finds none."""
+    (oldest,) = re.findall(r">=(\d+\.\d+)", PROJECT["requires-python"])
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    asked = {
+        found.metadata["Name"]: found.metadata.get("Requires-Python") or ""
+        for found in distributions()
+        if pins.get(found.metadata["Name"].lower().replace("_", "-")) == found.version
+    }
+    assert len(asked) > 50
+    assert [name for name, python in asked.items() if f"{oldest}.0" not in SpecifierSet(python)] == []
