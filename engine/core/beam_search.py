@@ -221,9 +221,9 @@ class BeamSearch:
             going_on = []
         forks = search.go_on(going_on)
         # 2. Free the blocks of beams that do not go on.
-        kept = {id(beam.request) for beam in search.beams}
+        kept_ids = {beam.request.id for beam in search.beams}
         for beam in last_beams:
-            if id(beam.request) not in kept:
+            if beam.request.id not in kept_ids:
                 self.scheduler.finish(beam.request)
         # 3. Let the cache share all that is computed, so that a fork finds all keys of its parent.
         for beam in search.beams:
