@@ -153,10 +153,10 @@ class PageMemory:
             plan = self._prefill(pages, query_start, self.keys[0])
             return lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])
         spans = Spans(query_start, (0, *np.cumsum(pages.lens).tolist()))
-        (slots,) = on_device(self.memory.device, pages.all_places())
+        (places,) = on_device(self.memory.device, pages.all_places())
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = gather(self.keys[layer], slots), gather(self.values[layer], slots)
+            keys, values = gather(self.keys[layer], places), gather(self.values[layer], places)
             return self._kernel(q, keys, values, spans)
 
         return attend

@@ -101,13 +101,13 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, given: str | None = None) -> "ChatTemplate | None":
+    def from_pretrained(cls, name: str | Path, replacement: str | None = None) -> "ChatTemplate | None":
         """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
         The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
-        several templates, the template "default" is read. `given` is the Jinja text of a template that takes
-        the place of the model's; the special tokens are still the model's. Raises CheckpointError if a file
-        cannot be read.
+        several templates, the template "default" is read. `replacement` is the Jinja text of a template that
+        takes the place of the model's; the special tokens are still the model's. Raises CheckpointError if a
+        file cannot be read.
         """
         folder = resolve(name)
         path = folder / "tokenizer_config.json"
@@ -118,7 +118,8 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         if file.exists():
             source = read_text(file)
-        source = source if given is None else given
+        if replacement is not None:
+            source = replacement
         if not isinstance(source, str):
             return None
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
