@@ -88,6 +88,7 @@ class ChatClient:
         self._model = model
 
     def close(self) -> None:
+        """Close the connections to the server. No request may follow."""
         self._http.close()
 
     @property
@@ -180,4 +181,6 @@ def _raise_for_error(response: httpx.Response) -> None:
 def _message(body: dict) -> str:
     """The message in an error's body, or the whole body if it lacks the fields of OpenAI's errors."""
     error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else str(error or body)
+    if isinstance(error, dict):
+        return str(error.get("message"))
+    return str(error or body)
