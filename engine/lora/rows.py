@@ -11,14 +11,19 @@ multiplication). Source: Chen et al. 2023, https://arxiv.org/abs/2310.18547.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.requests.batch import NO_ADAPTER
 
-Group = tuple[int, slice | Tensor]  # a slot, and the rows of the step (or their indices) that have this slot
+
+class Group(NamedTuple):
+    """The rows of a step that have one slot."""
+
+    slot: int
+    rows: slice | Tensor  # a slice, or the rows' indices
 
 
 class AdapterRows(Protocol):
@@ -71,9 +76,9 @@ def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
     for slot, ranges in ranges_of(slots, query_start):
         first, last = ranges[0].start, ranges[-1].stop
         if last - first == sum(map(len, ranges)):
-            groups.append((slot, slice(first, last)))
+            groups.append(Group(slot, slice(first, last)))
         else:
-            groups.append((slot, torch.tensor(list(chain(*ranges)))))
+            groups.append(Group(slot, torch.tensor(list(chain(*ranges)))))
     return groups
 
 

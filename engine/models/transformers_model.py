@@ -31,6 +31,7 @@ from engine.models.transformers_ranks import (
     plan_entries,
     refuse_undivided,
 )
+from engine.models.weight_files import NamedTensor
 from engine.models.weights import Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
@@ -247,11 +248,11 @@ def load_weights(
     config: TransformersConfig,
     dtype: torch.dtype,
     device: torch.device,
-    tensors: list[tuple[Path, str, Tensor]],
+    tensors: list[NamedTensor],
     part: Part | None = None,
 ) -> Model:
-    """The model, filled with the `tensors` of a checkpoint, (file, name, tensor) each, and tried once. With
-    `part`, one rank's part of it.
+    """The model, filled with the `tensors` of a checkpoint, and tried once. With `part`, one rank's part of
+    it.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, or holds
     a number that is not finite. Also raises CheckpointError if sequences in one step change each other.
