@@ -21,6 +21,7 @@ import httpx
 import typer
 
 from engine.cli.bench_options import (
+    check_above_zero,
     check_choice,
     json_object,
     latency_limits,
@@ -154,9 +155,8 @@ def bench_serve(
             check_choice("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [percentile_of(number) for number in metric_percentiles.split(",")]
         limits = latency_limits(goodput)
-        for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
-            if not value > 0:  # also refuses nan
-                raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
+        check_above_zero("--request-rate", request_rate)
+        check_above_zero("--burstiness", burstiness)
         base_url = _server_url(base_url, host, port)
         url = request_url(base_url, endpoint)
         fields: dict[str, Any] = {"temperature": temperature}

@@ -95,7 +95,7 @@ class ModelStep:
         return self.model.logits(self.model(token_ids, positions, attend))
 
 
-def steps(
+def fastest_steps(
     model: LanguageModel, memory: PageMemory, max_rows: int, many_rows_class: type[ManyRows] = ManyRows
 ) -> StepOf:
     """A function that gives the fastest step for a number of rows from 1 to `max_rows`. For `DecodeGraphs`.
