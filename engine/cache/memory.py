@@ -15,8 +15,8 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.paged import (
-    PagedDecode,
-    PagedPrefill,
+    MakeDecodePlan,
+    MakePrefillPlan,
     Pages,
     Store,
     gather,
@@ -44,8 +44,8 @@ class PageMemory:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
-        decode: PagedDecode = paged_decode,
-        prefill: PagedPrefill | None = None,
+        decode: MakeDecodePlan = paged_decode,
+        prefill: MakePrefillPlan | None = None,
         store: Store = store_by_index,
         num_swap_blocks: int = 0,
     ) -> None:

@@ -126,7 +126,7 @@ class Service:
         costs: CostAccounting | None,
         root_path: str = "",
     ) -> FastAPI:
-        """The ASGI app that uvicorn runs.
+        """The ASGI app that uvicorn runs. Call this once.
 
         `hosts` are the host names that requests may be for; an empty collection allows any. Without an
         `api_key`, clients need no key. `allow_priority` lets clients set a request's priority. With `costs`,

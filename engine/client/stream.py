@@ -66,8 +66,7 @@ class ChatClient:
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
         """`url` is the server's address, with or without /v1. `model` is by default the first model that the
-        server lists. Raises ChatFailed if `url` is not an address, or if the key has characters that an HTTP
-        header cannot have.
+        server lists. Raises ChatFailed if `url` is not an address, or if the key is not ASCII.
         """
         if not url.startswith(("http://", "https://")):
             raise ChatFailed(f"{url!r}: an address begins with http:// or https://")

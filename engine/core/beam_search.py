@@ -119,8 +119,8 @@ class BeamSearch:
         """Run the searches, as many in the same steps as there is room for, at most `concurrency_limit`.
         Searches with another adapter than the running ones wait. `on_end` is called when a search has ended.
 
-        Returns one output per search, in order. Raises RuntimeError if a step fails. After the call, also
-        after an error, the scheduler has no request, and all blocks are free.
+        Returns one output per search, in order. Raises RuntimeError if a step fails, and what `Adapters.key`
+        raises. After the call, also after an error, the scheduler has no request, and all blocks are free.
         """
         waiting, running = deque(searches), list[Search]()
         try:

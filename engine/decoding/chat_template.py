@@ -54,11 +54,10 @@ def guarded(
 
     A user who writes "<|assistant|>" into a message must not begin a new turn. So a guard, a single
     character, is inserted after the first character of every special token in a content, also where two
-    special tokens overlap. The content then has no special token. `Tokenizer.encode` removes the guard after
-    it has found the special tokens. The guard is the first of GUARDS that no content has. Nothing else
-    changes, the given messages do not change, and without special tokens no guard is inserted. A special
-    token of a single character stays one, because it has no place for a guard. Raises ChatError if the
-    contents use all of GUARDS.
+    special tokens overlap. The content then has no special token, but for those of a single character, which
+    have no place for a guard. `Tokenizer.encode` removes the guard after it has found the special tokens. The
+    guard is the first of GUARDS that no content has. Nothing else changes, the given messages do not change,
+    and without special tokens no guard is inserted. Raises ChatError if the contents use all of GUARDS.
     """
     contents = "".join(message["content"] for message in messages)
     guard = next((guard for guard in GUARDS if guard not in contents), None)

@@ -117,7 +117,7 @@ class TokenScores(Mapping[int, Logprob]):
         """(id, log probability) of the n likeliest tokens, or of all that the engine has scored, if fewer."""
         return list(zip(self._ids[1 : n + 1].tolist(), self._logprobs[1 : n + 1].tolist(), strict=True))
 
-    def first(self, n: int) -> dict[int, Logprob]:
+    def to_dict(self, n: int) -> dict[int, Logprob]:
         """The token at this position, then the n likeliest tokens: entries of `self`, made in one pass."""
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
         records = {ids[0]: Logprob(logprobs[0], self._rank, self._text_of(ids[0]))}

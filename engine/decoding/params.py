@@ -106,7 +106,7 @@ class SamplingParams:
     """
 
     n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
-    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, once per token of the output
+    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per token that the output has
     frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
     repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
     # From 0 (greedy) to 1000. None means greedy before Part 5, and 1.0 from Part 5 on.

@@ -123,7 +123,7 @@ class StructuredOutputsParams:
         _check_characters("json", json.dumps(schema, ensure_ascii=False))
         return text
 
-    def behind(self, prefix: str) -> "StructuredOutputsParams":
+    def continuing(self, prefix: str) -> "StructuredOutputsParams":
         """The same constraint, for an output that continues `prefix`; "" for an output that begins anew.
         Raises StructureError, field `prefix`, if it is too long or has a lone surrogate.
         """

@@ -125,8 +125,8 @@ def _load_weights(
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     if config.model_impl != OURS:  # the library transformers puts its tensors into their places itself
-        part = sharding.shard if sharding else None
-        return family.load_weights(folder, config, dtype, device, tensors, part)
+        shard_tensor = sharding.shard if sharding else None
+        return family.load_weights(folder, config, dtype, device, tensors, shard_tensor)
     places = family.places(config)
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
