@@ -97,7 +97,7 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
         jobs = trace.jobs
         workload |= {
             "arrivals": options.trace.name, "speed": trace.speed, "size_factor": trace.size_factor,
-            "context": options.context, "prompts_cut": trace.cut, "rate": options.rate,
+            "context": options.context, "prompts_cut": trace.num_cut, "rate": options.rate,
         }  # fmt: skip
     elif options.concurrency:
         jobs = None
@@ -147,10 +147,10 @@ class Board:
         self.bar.update(
             self.task,
             completed=self.counted if self.jobs is not None else min(passed, self.seconds),
-            sent=run.sent,
+            sent=run.num_sent,
             ok=self.ok,
             no=self.counted - self.ok,
-            open=run.sent - self.counted,
+            open=run.num_sent - self.counted,
         )
         self.bar.refresh()
 

@@ -19,7 +19,7 @@ from benchmarks.part12_paged import BLOCK, BUDGET, ROOM, WIDTH, to_the_end
 from benchmarks.record import middle, record, show, whole_numbers
 from benchmarks.workloads import Job, jobs, ratios, rounds
 from engine.attention import page_reader
-from engine.attention.paged import PagedDecode, paged_decode, ragged
+from engine.attention.paged import MakeDecodePlan, paged_decode, ragged
 from engine.cache.memory import PageMemory
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
@@ -30,7 +30,7 @@ from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.text.tokenizer import Tokenizer
 
-SIDES: dict[str, PagedDecode | None] = {
+SIDES: dict[str, MakeDecodePlan | None] = {
     "slots, read by `Ragged`": None,
     "pages, read by `Ragged`": ragged,
     "pages, read in C": paged_decode,
@@ -38,7 +38,7 @@ SIDES: dict[str, PagedDecode | None] = {
 
 
 def seconds(
-    decode: PagedDecode | None, model: torch.nn.Module, tokenizer: Tokenizer, work: list[Job]
+    decode: MakeDecodePlan | None, model: torch.nn.Module, tokenizer: Tokenizer, work: list[Job]
 ) -> float:
     """Seconds for all of `work` over pages that `decode` reads, or over slots (None)."""
     if decode is None:

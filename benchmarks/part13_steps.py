@@ -303,7 +303,7 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
     from engine.cache.memory import PageMemory
     from engine.core.ahead import AheadEngine
     from engine.core.llm_engine import LLMEngine
-    from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, steps
+    from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, fastest_steps
     from engine.execution.last_tokens import LastTokens
     from engine.execution.runner import EagerWay, ModelRunner, Way
     from engine.kernels.paged_attention import PagedAttention
@@ -326,7 +326,7 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
 
     def in_graphs(kind: type[LLMEngine], tuned: bool) -> LLMEngine:
         last, plain = LastTokens(rows, device), ModelStep(model, list(memory.keys), list(memory.values))
-        step = steps(model, memory, rows) if tuned else lambda _: plain
+        step = fastest_steps(model, memory, rows) if tuned else lambda _: plain
         graphs = DecodeGraphs(step, last, V, rows, width, capture=True)
         return engine(kind, [GraphWay(graphs, V)], last, gpt2_prompt_forward(model))
 

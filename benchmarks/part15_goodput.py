@@ -86,7 +86,7 @@ async def offered(url: str, rate: float, seconds: float, seed: int) -> dict[str,
     counted = [seen for seen in run.records if seen.due >= run.start + seconds / 2]
     good = LatencyLimits(e2e=GOOD_SECONDS)
     return {
-        "asked": sum(job.at >= seconds / 2 for job in jobs) / (seconds / 2),
+        "asked": sum(job.offset >= seconds / 2 for job in jobs) / (seconds / 2),
         "in_time": sum(map(good.are_met, counted)) / (seconds / 2),
         "refused": sum(seen.outcome == "429" for seen in counted) / (seconds / 2),
         "generator_late_ms": max(run.wakeup_delays, default=0.0) * 1e3,

@@ -56,7 +56,7 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
         decode=PagedAttention, prefill=PagedPrefill,
     )  # fmt: skip
     last = LastTokens(1, device)
-    steps = plain_forward if "plain" in side else quantized_steps.steps
+    steps = plain_forward if "plain" in side else quantized_steps.fastest_steps
     V, width = model.config.vocab_size, LONGEST // 16
     graphs = DecodeGraphs(steps(model, memory, 1), last, V, 1, width, device.type == "cuda")
     runner = ModelRunner(

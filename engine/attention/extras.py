@@ -39,7 +39,7 @@ class AttentionExtras:
 
     def names(self) -> list[str]:
         """The names of the fields that are set, in the order of the class."""
-        return [item.name for item in fields(self) if getattr(self, item.name) is not None]
+        return [spec.name for spec in fields(self) if getattr(self, spec.name) is not None]
 
 
 PLAIN = AttentionExtras()  # no extras: attention as in dense.py
@@ -100,7 +100,7 @@ def weights_of(scores: Tensor, seen: Tensor, extras: AttentionExtras) -> Tensor:
     """scores[..., Hq, Tq, Tk] -> weights[..., Hq, Tq, Tk] in fp32, by which the values are averaged.
 
     The scores are scaled already. seen[..., Tq, Tk] says which keys each query sees. The weights of a row sum
-    to 1. With a sink they sum to less, because the sink has a weight, too, and its value is 0.
+    to 1, or with a sink to less: the sink has a weight, too, and its value is 0.
     """
     scores = scores.float()
     if extras.softcap is not None:

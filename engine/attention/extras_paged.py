@@ -47,6 +47,13 @@ class _OneSequence(NamedTuple):
     seen: Tensor  # [Tq, Tk]: which of these keys each query sees
 
 
+class _StepSplit(NamedTuple):
+    """The sequences of a step, by how they are attended."""
+
+    decode_rows: _DecodeRows | None  # together, as rows of one matrix; None if there are none
+    sequences: list[_OneSequence]  # one by one
+
+
 class GatheredWithExtras:
     """The `ExtrasPlan` that copies the keys and values that are seen. What is the same in every layer with
     the same window is computed once.
@@ -55,7 +62,7 @@ class GatheredWithExtras:
     def __init__(self, pages: Pages, query_start: tuple[int, ...], keys: Tensor) -> None:
         """The arguments are those of `MakeExtrasPlan`."""
         self.pages, self.query_start, self.device = pages, query_start, keys.device
-        self._by_window: dict[int | None, tuple[_DecodeRows | None, list[_OneSequence]]] = {}
+        self._by_window: dict[int | None, _StepSplit] = {}
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras) -> Tensor:
         """As in `ExtrasPlan`: q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""
@@ -71,10 +78,8 @@ class GatheredWithExtras:
             out[rows] = _attend_one_sequence(q[rows], k, v, extras, seen)
         return out
 
-    def _split(self, window: int | None) -> tuple[_DecodeRows | None, list[_OneSequence]]:
-        """The sequences that are attended together, as rows of one matrix (None if there are none), and those
-        that are attended one by one.
-        """
+    def _split(self, window: int | None) -> _StepSplit:
+        """Which sequences are attended together, and which one by one, and what they see."""
         num_new, lens = np.diff(self.query_start), self.pages.lens  # [S] each
         # first_key[s] is the position of the first key that a query of sequence s sees.
         first_key = np.array([first_visible(int(position), window) for position in lens - num_new])  # [S]
@@ -94,7 +99,7 @@ class GatheredWithExtras:
         decode_rows = None
         if is_decode.any():
             decode_rows = self._decode_rows(np.flatnonzero(is_decode), first_key)
-        return decode_rows, sequences
+        return _StepSplit(decode_rows, sequences)
 
     def _decode_rows(self, sequences: np.ndarray, first_key: np.ndarray) -> _DecodeRows:
         """The rows of `sequences`[N]. first_key[S] is as in `_split`."""

@@ -72,10 +72,10 @@ class Pages:
 
 # plan = make(pages, Hq, keys): the plan of a step with one new token for each of S sequences. `keys` are the
 # keys of any layer. The plan is called with q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
-PagedDecode = Callable[[Pages, int, Tensor], AttentionPlan]
+MakeDecodePlan = Callable[[Pages, int, Tensor], AttentionPlan]
 # plan = make(pages, query_start[S+1], keys): the plan of a step with several new tokens for each sequence.
 # The plan is called with q[T, Hq, Dh] and a layer's keys and values (Part 13).
-PagedPrefill = Callable[[Pages, tuple[int, ...], Tensor], AttentionPlan]
+MakePrefillPlan = Callable[[Pages, tuple[int, ...], Tensor], AttentionPlan]
 
 
 def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> AttentionPlan:
@@ -131,7 +131,7 @@ class Gathered:
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
         """keys[B, P, Hkv, Dh] are the keys of any layer: only their device matters. `num_heads` is not used:
-        `PagedDecode` has it, since other plans need it.
+        `MakeDecodePlan` has it, since other plans need it.
         """
         S, longest = len(pages.lens), int(pages.lens.max())
         column = np.broadcast_to(np.arange(longest), (S, longest))  # [S, longest]

@@ -25,6 +25,7 @@ class RunningSoftmax:
     """
 
     def __init__(self, H: int, R: int, Dh: int, device: torch.device | str = "cpu") -> None:
+        """Begin with no score in any row. A value has Dh numbers."""
         self.maximum = torch.full((H, R, 1), -torch.inf, device=device)  # [H, R, 1]
         self.total = torch.zeros(H, R, 1, device=device)  # [H, R, 1]
         self.weighted = torch.zeros(H, R, Dh, device=device)  # [H, R, Dh]

@@ -47,6 +47,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
+        """The number of free blocks."""
         return len(self.free_queue)
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:

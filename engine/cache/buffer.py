@@ -19,7 +19,10 @@ from engine.requests.batch import Batch, Copy
 
 
 class BufferCache:
-    """The plan: which sequence, if any, has the buffer of `max_tokens` tokens."""
+    """The plan: which sequence, if any, has the buffer of `max_tokens` tokens.
+
+    Methods without a docstring are as in `KVCacheManager`.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens

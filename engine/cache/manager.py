@@ -26,13 +26,21 @@ class CachedSequence(Protocol):
     @property
     def num_computed_tokens(self) -> int: ...
     @property
-    def parent(self) -> "CachedSequence | None": ...
+    def parent(self) -> "CachedSequence | None":
+        """The sequence whose blocks this one may share: another sample of its prompt, or the beam that it
+        continues.
+        """
+
     @property
     def adapter(self) -> str | None: ...
     @property
-    def cache_salt(self) -> str | None: ...
+    def cache_salt(self) -> str | None:
+        """Sequences with different salts share no block."""
+
     @property
-    def wants_every_row(self) -> bool: ...
+    def wants_every_row(self) -> bool:
+        """Whether all logits of its prompt are needed (Part 10), so that no token of it can be shared."""
+
     @property
     def error(self) -> str | None:
         """Why the sequence failed; None if it did not. The keys and values of a failed sequence may be wrong,

@@ -15,8 +15,8 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.paged import (
-    PagedDecode,
-    PagedPrefill,
+    MakeDecodePlan,
+    MakePrefillPlan,
     Pages,
     Store,
     gather,
@@ -44,8 +44,8 @@ class PageMemory:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
-        decode: PagedDecode = paged_decode,
-        prefill: PagedPrefill | None = None,
+        decode: MakeDecodePlan = paged_decode,
+        prefill: MakePrefillPlan | None = None,
         store: Store = store_by_index,
         num_swap_blocks: int = 0,
     ) -> None:
@@ -153,10 +153,10 @@ class PageMemory:
             plan = self._prefill(pages, query_start, self.keys[0])
             return lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])
         spans = Spans(query_start, (0, *np.cumsum(pages.lens).tolist()))
-        (slots,) = on_device(self.memory.device, pages.all_places())
+        (places,) = on_device(self.memory.device, pages.all_places())
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = gather(self.keys[layer], slots), gather(self.values[layer], slots)
+            keys, values = gather(self.keys[layer], places), gather(self.values[layer], places)
             return self._kernel(q, keys, values, spans)
 
         return attend

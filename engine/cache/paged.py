@@ -24,7 +24,10 @@ SWAP_FROM = 32  # computed tokens; sequences with fewer leave the swap space to 
 
 
 class PagedCache:
-    """The plan of `num_blocks` blocks of `block_size` tokens, and of a swap space of `num_swap_blocks`."""
+    """The plan of `num_blocks` blocks of `block_size` tokens, and of a swap space of `num_swap_blocks`.
+
+    Methods without a docstring are as in `KVCacheManager`.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class PagedCache:
         return -(-num_tokens // self.block_size)
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence if there is room for all its known tokens, so that `reserve` will not refuse them.
+        """Admit a sequence if there is room for all its known tokens: a `reserve` right after is not refused.
 
         Returns how many of the sequence's first tokens have keys and values already. These come from the swap
         space if the sequence is there, otherwise from its parent's blocks if it has a parent in the cache,
@@ -85,7 +88,7 @@ class PagedCache:
         num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
         if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
-        # 3. Share full blocks. Copy a block that is not full, since the sequence will write to it next.
+        # 3. Share the full blocks, and copy the block that is not full.
         allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=computed.chain)
         full_blocks = cached_blocks[: num_cached // self.block_size]
         self.blocks.fork(full_blocks)
@@ -107,7 +110,9 @@ class PagedCache:
         """
         if seq.wants_every_row:
             return ComputedPrefix()
-        parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
+        parent = None  # the allocation of the parent, if that is in the cache
+        if seq.parent is not None:
+            parent = self.allocations.get(seq.parent.id)
         if seq.parent is None or parent is None or parent.num_given_back:
             blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
             chain = [self.prefixes.prefix(block) for block in blocks]

@@ -22,7 +22,9 @@ from engine.requests.batch import Batch, Copy
 
 
 class SlotCache:
-    """The plan: which of `num_slots` slots, of `slot_tokens` tokens each, belongs to which sequence."""
+    """The plan: which of `num_slots` slots, of `slot_tokens` tokens each, belongs to which sequence. Methods
+    without a docstring are as in `KVCacheManager`.
+    """
 
     def __init__(self, num_slots: int, slot_tokens: int) -> None:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # these import torch
     from engine.wiring.llm import LLM
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-WORKLOAD = "Workload"
+WORKLOAD = "Workload"  # a heading in the help
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many requests, or a running server.")
 bench.command("serve", cls=Command)(bench_serve)
@@ -142,8 +142,11 @@ def _random_prompts(llm: "LLM", num_prompts: int, num_tokens: int, generator: ra
     are ids of the vocabulary that stand for no token.
     """
     tokenizer = llm.tokenizer
-    ids = [id for id in range(tokenizer.vocab_size) if id in tokenizer and id not in tokenizer.special_ids]
-    return [{"prompt_token_ids": generator.choices(ids, k=num_tokens)} for _ in range(num_prompts)]
+    ordinary_ids: list[int] = []
+    for token_id in range(tokenizer.vocab_size):
+        if token_id in tokenizer and token_id not in tokenizer.special_ids:
+            ordinary_ids.append(token_id)
+    return [{"prompt_token_ids": generator.choices(ordinary_ids, k=num_tokens)} for _ in range(num_prompts)]
 
 
 def _with_bar(iterations: range, description: str) -> Iterable[int]:

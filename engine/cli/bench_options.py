@@ -40,6 +40,12 @@ def check_choice(flag: str, value: str, accepted: Collection[str]) -> None:
         raise ValueError(f"{flag} {value}: accepted are {', '.join(accepted)}")
 
 
+def check_above_zero(flag: str, value: float) -> None:
+    """Raise ValueError if `value` is not above 0, or not a number; infinity is accepted."""
+    if not value > 0:  # also refuses nan
+        raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
+
+
 def percentile_of(number: str) -> float:
     """The value of `number`. Raises ValueError if it is not a number from 0 to 100."""
     value = float(number) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", number) else -1.0

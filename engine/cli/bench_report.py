@@ -46,10 +46,10 @@ def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list
         "output_throughput": measured["output_tokens_per_second"],
         "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
+    statistics = {"mean": "mean", "median": "p50", "std": "std"}  # vLLM's name -> the key in a spread
+    statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
     for name in metrics:
         spread = measured[FIGURE_NAMES[name]]  # in seconds; None if no request was answered
-        statistics = {"mean": "mean", "median": "p50", "std": "std"}  # vLLM's name -> the key in the spread
-        statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
         for statistic, key in statistics.items():
             result[f"{statistic}_{name}_ms"] = 1e3 * spread[key] if spread else 0.0
     return result

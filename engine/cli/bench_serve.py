@@ -21,6 +21,7 @@ import httpx
 import typer
 
 from engine.cli.bench_options import (
+    check_above_zero,
     check_choice,
     json_object,
     latency_limits,
@@ -36,8 +37,8 @@ from engine.load.report import run_figures
 from engine.load.run import Ask, Run, first_model, http_client
 from engine.wiring.neutral_options import Neutral
 
-WORKLOAD, METRICS = "Workload", "Metrics"
-# Why flags of vLLM's are absent.
+WORKLOAD, METRICS = "Workload", "Metrics"  # headings in the help
+# Reasons why flags of vLLM's are absent.
 IN_EXTRA_BODY = "give it as --extra-body '{\"top_p\": 0.9}'"
 RANDOM_PROMPTS = "prompts are random words, of lengths drawn from --random-range-ratio"
 ONE_FILE = "--result-filename takes a path, and --save-result a name with the date"
@@ -154,11 +155,9 @@ def bench_serve(
             check_choice("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [percentile_of(number) for number in metric_percentiles.split(",")]
         limits = latency_limits(goodput)
-        for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
-            if not value > 0:  # also refuses nan
-                raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
-        if base_url is None:
-            base_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        check_above_zero("--request-rate", request_rate)
+        check_above_zero("--burstiness", burstiness)
+        base_url = _server_url(base_url, host, port)
         url = request_url(base_url, endpoint)
         fields: dict[str, Any] = {"temperature": temperature}
         if ignore_eos:
@@ -192,11 +191,22 @@ def bench_serve(
     for line in report_lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
-        path = result_filename or Path(f"openai-{request_rate}qps-{result['date']}.json")
-        path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
-        print(f"written to {path}", file=sys.stderr)
+        _save(result, result_filename or Path(f"openai-{request_rate}qps-{result['date']}.json"))
     if not result["completed"]:
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
+
+
+def _save(result: dict[str, Any], path: Path) -> None:
+    """Write the figures to the file as JSON, and say where."""
+    path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
+    print(f"written to {path}", file=sys.stderr)
+
+
+def _server_url(base_url: str | None, host: str, port: int) -> str:
+    """The server's address: `base_url` if it is given, else that of host and port."""
+    if base_url is not None:
+        return base_url
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _write_jobs(

@@ -22,33 +22,33 @@ from engine.models.config import ModelConfig
 from engine.server.limits import MAX_REQUESTS, SHUTDOWN_SECONDS
 from engine.server.shutdown import LAST_EVENT_SECONDS
 from engine.telemetry.cost_accounting import CostAccounting
+from engine.wiring.defaults import CPU_SEQS, GPU_SEQS
 from engine.wiring.engine_args import EngineArgs
 
 NAME = "ruvon"  # of the application and its deployment
 HEALTH_CHECK_SECONDS = 1  # between two health checks; Ray replaces a replica that has failed three
 HEALTH_CHECK_TIMEOUT = 10  # in seconds: a health check without an answer has failed
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"  # by the header x-session-id
-GPU_SEQS, CPU_SEQS = 256, 16  # the defaults of max_num_seqs, with and without a GPU
 
 
-def application(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> Any:
+def application(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) -> Any:
     """The application that Ray Serve runs. Ray must have been started, because the share of a replica depends
     on the machines of Ray's cluster.
 
-    Raises CheckpointError or ValueError as `check` does.
+    Raises CheckpointError or ValueError as `check_options` does.
     """
-    check(args, flags)
+    check_options(args, flags)
     has_gpu = _uses_gpu(args)
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
-        ray_actor_options=_resources(args, scale, has_gpu),
+        ray_actor_options=_resources(args, cluster_flags, has_gpu),
         max_ongoing_requests=MAX_REQUESTS,  # the app refuses requests before that, with OpenAI's errors
         graceful_shutdown_timeout_s=shutdown_seconds(flags) + LAST_EVENT_SECONDS,
         health_check_period_s=HEALTH_CHECK_SECONDS,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT,
         max_constructor_retry_count=1,  # a model that cannot be loaded once cannot be loaded the next time
-        **_replica_settings(args, scale, has_gpu),
+        **_replica_settings(args, cluster_flags, has_gpu),
     )
     return deployment.bind(args, flags, os.getcwd())
 
@@ -58,30 +58,30 @@ def _uses_gpu(args: EngineArgs) -> bool:
     return str(args.device) != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
 
 
-def _resources(args: EngineArgs, scale: ClusterFlags, has_gpu: bool) -> dict[str, float]:
+def _resources(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, float]:
     """What one replica takes, as Ray's options."""
     if has_gpu:
-        return {"num_cpus": scale.num_cpus or 1, "num_gpus": args.tensor_parallel_size}
-    num_cpus = scale.num_cpus
+        return {"num_cpus": cluster_flags.num_cpus or 1, "num_gpus": args.tensor_parallel_size}
+    num_cpus = cluster_flags.num_cpus
     if num_cpus is None:
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        num_cpus = share_of_cores(cores, scale.max_replicas or scale.replicas)
+        num_cpus = share_of_cores(cores, cluster_flags.max_replicas or cluster_flags.replicas)
     return {"num_cpus": num_cpus, "num_gpus": 0}
 
 
-def _replica_settings(args: EngineArgs, scale: ClusterFlags, has_gpu: bool) -> dict[str, Any]:
+def _replica_settings(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, Any]:
     """How many replicas there are, and which of them gets a request, as Ray's options."""
-    settings: dict[str, Any] = {"num_replicas": scale.replicas}
-    if scale.max_replicas is not None:
+    settings: dict[str, Any] = {"num_replicas": cluster_flags.replicas}
+    if cluster_flags.max_replicas is not None:
         max_num_seqs = args.max_num_seqs or (GPU_SEQS if has_gpu else CPU_SEQS)
         autoscaling = {
-            "min_replicas": scale.min_replicas or 1,
-            "initial_replicas": scale.replicas,
-            "max_replicas": scale.max_replicas,
-            "target_ongoing_requests": scale.target_ongoing_requests or max_num_seqs,
+            "min_replicas": cluster_flags.min_replicas or 1,
+            "initial_replicas": cluster_flags.replicas,
+            "max_replicas": cluster_flags.max_replicas,
+            "target_ongoing_requests": cluster_flags.target_ongoing_requests or max_num_seqs,
         }
         settings = {"autoscaling_config": autoscaling}
-    if scale.sticky_sessions:
+    if cluster_flags.sticky_sessions:
         settings["request_router_config"] = {"request_router_class": ROUTER}
     return settings
 
@@ -91,7 +91,7 @@ def shutdown_seconds(flags: ServeFlags) -> float:
     return SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
 
 
-def check(args: EngineArgs, flags: ServeFlags) -> None:
+def check_options(args: EngineArgs, flags: ServeFlags) -> None:
     """Check what can be checked before a process is started. Raises CheckpointError or ValueError for options
     that no replica could meet.
     """
@@ -125,8 +125,8 @@ def build(arguments: dict[str, Any]) -> Any:
     """
     engine_options = dict(arguments)
     flags = ServeFlags(**_pop_fields(engine_options, ServeFlags))
-    scale = ClusterFlags(**_pop_fields(engine_options, ClusterFlags))
-    return application(EngineArgs(**engine_options), flags, scale)
+    cluster_flags = ClusterFlags(**_pop_fields(engine_options, ClusterFlags))
+    return application(EngineArgs(**engine_options), flags, cluster_flags)
 
 
 def _pop_fields(options: dict[str, Any], record: type) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from engine.cli.cluster import NAME, application, check, shutdown_seconds
+from engine.cli.cluster import NAME, application, check_options, shutdown_seconds
 from engine.cli.many_devices import ClusterFlags
 from engine.cli.replica import ANSWER_SECONDS
 from engine.cli.serve import listen
@@ -33,11 +33,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SignalQueue = queue.SimpleQueue[int]  # numbers of the signals that have come and are not handled yet
 
 
-def run(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> None:
+def run(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) -> None:
     """Serve until SIGINT or SIGTERM. Raises CheckpointError or ValueError for wrong options, SystemExit if no
     replica can start.
     """
-    check(args, flags)
+    check_options(args, flags)
     flags = replace(flags, api_key=flags.key())
     signals: SignalQueue = queue.SimpleQueue()
     previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -56,7 +56,7 @@ def run(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> None:
             options = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             ray.init(address="local", logging_level="ERROR", **options)
         _put_signals_into(signals)  # again, because `ray.init` has set a handler of its own
-        _serve(args, flags, scale, joined, signals)
+        _serve(args, flags, cluster_flags, joined, signals)
     finally:
         ray.shutdown()
         for number, handler in previous_handlers.items():
@@ -102,20 +102,20 @@ def checked_port(host: str, port: int) -> int:
 
 
 def _serve(
-    args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: bool, signals: SignalQueue
+    args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags, joined: bool, signals: SignalQueue
 ) -> None:
     """Start the replicas, handle signals until one of them ends the command, and stop the replicas.
 
     `joined`: whether Ray's cluster was there before this command.
     """
-    app = application(args, flags, scale)
+    app = application(args, flags, cluster_flags)
     if not joined:
-        _refuse_too_many(app, scale)
+        _refuse_too_many(app, cluster_flags)
     host = f"[{flags.host}]" if ":" in flags.host else flags.host
     name = (flags.served_model_name or [public_name(args.model)])[0]
     ready_message = (
-        f"{scale.replicas} replicas of {name} at http://{host}:{flags.port}; Ctrl-C ends them, SIGHUP to "
-        f"{os.getpid()} restarts one after another"
+        f"{cluster_flags.replicas} replicas of {name} at http://{host}:{flags.port}; Ctrl-C ends them, "
+        f"SIGHUP to {os.getpid()} restarts one after another"
     )
     serve.start(http_options={"host": flags.host, "port": flags.port}, logging_config=QUIET)
     try:
@@ -147,12 +147,12 @@ def _wait_for_end(app: Any, ready_message: str, signals: SignalQueue) -> bool:
         is_ready = False
 
 
-def _refuse_too_many(app: Any, scale: ClusterFlags) -> None:
+def _refuse_too_many(app: Any, cluster_flags: ClusterFlags) -> None:
     """Raise ValueError if the replicas need more than this machine has. Ray would wait for further machines,
     which do not come, because this Ray was started here.
     """
     options = app._bound_deployment.ray_actor_options  # Ray has no public name for them
-    replicas = scale.max_replicas or scale.replicas
+    replicas = cluster_flags.max_replicas or cluster_flags.replicas
     for resource, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
         per_replica = options.get(option) or 0
         available = ray.cluster_resources().get(resource, 0)

@@ -199,4 +199,6 @@ def _processor() -> str:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     except OSError:
         names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    if names:
+        return names[0]
+    return platform.processor() or platform.machine()

@@ -76,7 +76,7 @@ def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
     """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
     ValueError for two models.
     """
-    models = [argument] if isinstance(argument, str) else list(argument or ())
+    models = [argument] if isinstance(argument, str) else list(argument or ())  # the arguments MODEL, if any
     if len(models) > 1:
         raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
     if models and flag_value not in (None, *models):
@@ -90,35 +90,48 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """The parameter from which typer makes the flag of this field. `defaults` replace defaults of fields."""
     default = defaults.get(spec.name, spec.default)
     value_type = _flag_type(spec.type)
-    flag = "--" + with_dashes(spec.name)
-    names = []  # none: typer makes --flag, and for a bool --no-flag as well
-    if value_type is bool and spec.default is False:
-        names = [flag]  # a flag that is off by default needs no --no-flag; one with the default None does
-    if spec.name in SHORT_NAMES:
-        names = [flag, SHORT_NAMES[spec.name]]
-    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
-    help, example = spec.metadata["help"], spec.metadata["example"]
-    settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
-    extension = spec.metadata["extension"]
-    settings["hidden"] = extension is not None and not is_here(extension)  # EngineArgs would refuse the flag
-    if value_type is str and literals:
-        settings["help"] = f"{'|'.join(literals)}: {help}"
-    elif example:
-        settings["help"] += f" For example: {example}"
+    settings = _option_settings(spec, value_type)
     if spec.name == "model":
         # With the default None, `_model` sees whether --model was given beside MODEL.
         settings["show_default"] = str(default)
         default = None
+    option = typer.Option(*_flag_names(spec, value_type), **settings)
+    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _flag_names(spec: Field, value_type: type) -> list[str]:
+    """The names of the field's flag. Empty: typer makes --flag, and for a bool --no-flag as well."""
+    flag = "--" + with_dashes(spec.name)
+    if spec.name in SHORT_NAMES:
+        return [flag, SHORT_NAMES[spec.name]]
+    if value_type is bool and spec.default is False:
+        return [flag]  # a flag that is off by default needs no --no-flag; one with the default None does
+    return []
+
+
+def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
+    """The arguments of typer.Option for the field's flag: its help, and how its value is read."""
+    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
+    help_text, example = spec.metadata["help"], spec.metadata["example"]
+    if value_type is str and literals:
+        help_text = f"{'|'.join(literals)}: {help_text}"
+    elif example:
+        help_text += f" For example: {example}"
+    extension = spec.metadata["extension"]
+    settings = {
+        "help": help_text,
+        "rich_help_panel": spec.metadata["topic"],
+        "hidden": extension is not None and not is_here(extension),  # EngineArgs would refuse the flag
+    }
     if value_type is int:
         settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
     if value_type is str and completions:
         settings["autocompletion"] = _completion(completions)
-    option = typer.Option(*names, **settings)
-    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
-    return inspect.Parameter(
-        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+    return settings
 
 
 def _completion(values: list[str]) -> Callable[[str], list[str]]:

@@ -10,7 +10,7 @@ from engine.cli.engine_flags import takes_engine_args
 from engine.cli.options import refusals
 from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
-OUTPUT = "The text"
+OUTPUT = "The text"  # a heading in the help
 
 
 @takes_engine_args(max_num_seqs=1)

@@ -31,6 +31,7 @@ RUN_TOPIC = "Run a model"
 CLIENT_TOPIC = "Talk to a server, and watch it"
 INSPECT_TOPIC = "Look inside"
 
+# Settings of a command that takes any arguments, also --help.
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -82,7 +83,9 @@ def demo(
 
         with refusals("demo"):
             one_thread_if_small(args.model, args.model_impl)
-            tell_story(args if args.max_num_seqs else replace(args, max_num_seqs=1), max_tokens)
+            if args.max_num_seqs is None:
+                args = replace(args, max_num_seqs=1)
+            tell_story(args, max_tokens)
         return
     from engine.demo.show import show_crowd
 

@@ -73,11 +73,11 @@ class Command(TyperCommand):
 
 
 @contextmanager
-def refusals(command: str, *more: type[Exception], status: int = 1) -> Iterator[None]:
+def refusals(command: str, *more_errors: type[Exception], status: int = 1) -> Iterator[None]:
     """End the command with a message on stderr and this exit status if the block raises CheckpointError,
-    ValueError, or one of `more`.
+    ValueError, or one of `more_errors`.
     """
-    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *more)
+    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *more_errors)
     try:
         yield
     except refused as error:
@@ -143,24 +143,24 @@ def takes_neutral_flags(name: str, table: Mapping[str, Neutral]) -> Callable[[Ca
     return decorate
 
 
-def _refuse_unless_neutral(flag: str, given: Any, entry: Neutral) -> None:
-    """Raise ValueError if a flag was given with a value that is not accepted. `given` is None if the flag was
-    not given, a bool for a switch, and else the text of the value.
+def _refuse_unless_neutral(flag: str, flag_value: Any, entry: Neutral) -> None:
+    """Raise ValueError if a flag was given with a value that is not accepted. `flag_value` is None if the
+    flag was not given, a bool for a switch, and else the text of the value.
     """
-    if given is None:
+    if flag_value is None:
         return
-    value = given
-    if isinstance(given, str):
+    value = flag_value
+    if isinstance(flag_value, str):
         with suppress(json.JSONDecodeError):  # a text that is no JSON means itself
-            value = json.loads(given)
+            value = json.loads(flag_value)
     # Types are compared, too, because False == 0 in Python.
     if any(type(value) is type(neutral) and value == neutral for neutral in entry.values):
         return
     flag = with_dashes(flag)
-    if isinstance(given, bool):
-        flag_as_given = f"--{flag}" if given else f"--no-{flag}"
+    if isinstance(flag_value, bool):
+        flag_as_given = f"--{flag}" if flag_value else f"--no-{flag}"
     else:
-        flag_as_given = f"--{flag} {given}"
+        flag_as_given = f"--{flag} {flag_value}"
     if entry.is_switch or entry.values == (None,):
         raise ValueError(f"{flag_as_given} is not accepted: {entry.reason}")
     values = [neutral if isinstance(neutral, str) else json.dumps(neutral) for neutral in entry.values]

@@ -104,6 +104,7 @@ class Service:
             flags.request_timeout,
             StepWatch(self.engine),
         )
+        self.metrics = self._engine_metrics()
 
     def _make_engine_thread(self, aliases: Sequence[str]) -> EngineThread:
         """The thread of the engine, not started yet; with `enable_lora`, one that also serves adapters, those
@@ -125,20 +126,19 @@ class Service:
         costs: CostAccounting | None,
         root_path: str = "",
     ) -> FastAPI:
-        """The ASGI app that uvicorn runs.
+        """The ASGI app that uvicorn runs. Call this once.
 
         `hosts` are the host names that requests may be for; an empty collection allows any. Without an
         `api_key`, clients need no key. `allow_priority` lets clients set a request's priority. With `costs`,
         each answer's usage includes its cost. `root_path` is the path under which a proxy shows the app.
         """
         engine = self.engine
-        self.metrics = metrics = self._engine_metrics()
         if not self.flags.disable_log_stats:
-            stat_log = StatLog(metrics, logger.info)
+            stat_log = StatLog(self.metrics, logger.info)
             engine.on_shutdown.append(stat_log.close)
             stat_log.start()
         if costs:
-            costs.begin(engine, metrics)
+            costs.begin(engine, self.metrics)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         tool_flags = optional_module("tool_flags")  # Extension B
@@ -283,14 +283,14 @@ def template_text(file_or_text: str) -> str:
     return file_or_text if is_text else read_text(Path(file_or_text))
 
 
-def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:
+def allowed_hosts(host: str, more_names: Collection[str] = ()) -> list[str]:
     """The host names that requests to a server on `host` may be for. An empty list allows any.
 
     A malicious web page can reach a local server through its own host name, by changing the address of that
     name to this machine (DNS rebinding). So a server on a local address answers only to this machine's names
-    and to `more`. A server on another address answers to any name, unless `more` is given.
+    and to `more_names`. A server on another address answers to any name, unless `more_names` are given.
     """
     is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
-    if not is_local and not more:
+    if not is_local and not more_names:
         return []
-    return [*LOCAL_NAMES, *more]
+    return [*LOCAL_NAMES, *more_names]

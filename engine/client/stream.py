@@ -66,8 +66,7 @@ class ChatClient:
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
         """`url` is the server's address, with or without /v1. `model` is by default the first model that the
-        server lists. Raises ChatFailed if `url` is not an address, or if the key has characters that an HTTP
-        header cannot have.
+        server lists. Raises ChatFailed if `url` is not an address, or if the key is not ASCII.
         """
         if not url.startswith(("http://", "https://")):
             raise ChatFailed(f"{url!r}: an address begins with http:// or https://")
@@ -88,6 +87,7 @@ class ChatClient:
         self._model = model
 
     def close(self) -> None:
+        """Close the connections to the server. No request may follow."""
         self._http.close()
 
     @property
@@ -180,4 +180,6 @@ def _raise_for_error(response: httpx.Response) -> None:
 def _message(body: dict) -> str:
     """The message in an error's body, or the whole body if it lacks the fields of OpenAI's errors."""
     error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else str(error or body)
+    if isinstance(error, dict):
+        return str(error.get("message"))
+    return str(error or body)

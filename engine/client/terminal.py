@@ -98,6 +98,7 @@ class TerminalChat:
             self.answers.append(answer)
 
     def _command(self, name: str = "", rest: str = "") -> None:
+        """Carry out `/name rest`. An unknown name prints the help."""
         commands = {
             "reset": self._reset, "system": self._set_system, "stats": self._stats, "save": self._save,
         }  # fmt: skip

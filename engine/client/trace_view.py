@@ -48,12 +48,14 @@ def _heading(figures: dict[str, Any]) -> str:
 
 
 def _spread(spread: dict[str, Any] | None, unit: str) -> tuple[str, str, str]:
+    """The cells p50, p95 and "of" of a row; None: nothing was measured."""
     if spread is None:
         return "–", "–", f"0 {unit}"
     return f"{spread['p50']:,.2f}", f"{spread['p95']:,.2f}", f"{spread['count']:,} {unit}"
 
 
 def _shares(step: dict[str, Any]) -> str:
+    """How the time of a step is divided between device and host, and how many steps failed."""
     failed = f"; {step['failed']:,} failed" if step["failed"] else ""
     return (
         f"of a step's time: device {step['share_device']:.1%}, host {step['share_schedule']:.1%} to schedule "
@@ -62,6 +64,7 @@ def _shares(step: dict[str, Any]) -> str:
 
 
 def _batch(step: dict[str, Any], num_preemptions: int) -> str:
+    """How full a step is, and how many preemptions there were."""
     fill = "" if step["fill"] is None else f", {step['fill']:.1%} of the budget"
     size = f"{step['mean_sequences']:.1f} requests, {step['mean_tokens']:.1f} tokens{fill}"
     return f"in a step, on average: {size}; preemptions: {num_preemptions:,}"

@@ -19,6 +19,7 @@ class AheadEngine(LLMEngine):
     _in_flight: Step | None = None  # the step that is launched and has not landed
 
     def has_unfinished_requests(self) -> bool:
+        """As in `LLMEngine`. A step in flight has to land, even if all of its requests have finished."""
         return self._in_flight is not None or super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:

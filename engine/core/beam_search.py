@@ -119,8 +119,8 @@ class BeamSearch:
         """Run the searches, as many in the same steps as there is room for, at most `concurrency_limit`.
         Searches with another adapter than the running ones wait. `on_end` is called when a search has ended.
 
-        Returns one output per search, in order. Raises RuntimeError if a step fails. After the call, also
-        after an error, the scheduler has no request, and all blocks are free.
+        Returns one output per search, in order. Raises RuntimeError if a step fails, and what `Adapters.key`
+        raises. After the call, also after an error, the scheduler has no request, and all blocks are free.
         """
         waiting, running = deque(searches), list[Search]()
         try:
@@ -221,9 +221,9 @@ class BeamSearch:
             going_on = []
         forks = search.go_on(going_on)
         # 2. Free the blocks of beams that do not go on.
-        kept = {id(beam.request) for beam in search.beams}
+        kept_ids = {beam.request.id for beam in search.beams}
         for beam in last_beams:
-            if id(beam.request) not in kept:
+            if beam.request.id not in kept_ids:
                 self.scheduler.finish(beam.request)
         # 3. Let the cache share all that is computed, so that a fork finds all keys of its parent.
         for beam in search.beams:

@@ -3,8 +3,9 @@
 The event loop never computes a step. The step loop never waits for a reader: outputs are cumulative, so a
 slow reader finds the latest output and misses no token. `EngineThread` is a `Backend` of the server.
 
-What event loops and other threads want of the engine is queued as a command, a function that the engine's
-thread calls between two steps. So the engine itself needs no lock.
+An event loop calls the engine itself for `make_requests` and `slow_work` only, which any thread may call. All
+else that event loops and other threads want of the engine is queued as a command, a function that the
+engine's thread calls between two steps. So the engine needs no lock.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ STOP_SECONDS = 30  # how long `stop` waits for the current step; a step that tak
 class EngineThread:
     """Runs an engine's steps in a thread, and offers `generate` to event loops.
 
-    Use an EngineThread as an async context manager, or call `start` and `stop`.
+    Use an EngineThread as an async context manager, or call `start` and `stop`, one of them at a time.
+    `generate`, `between_steps` and `abort` may be awaited in several event loops at once.
     """
 
     def __init__(
@@ -154,9 +156,9 @@ class EngineThread:
         self, request_id: str, prompt: Prompt, params: SamplingParams, **options
     ) -> list[Request]:
         """`LLMEngine.make_requests`, with what takes long done in other threads, so that the event loop goes
-        on: work that is to be done before, and a long prompt.
+        on: the engine's `slow_work`, and the tokenizing of a long prompt.
         """
-        for work in self.engine.work_before(params):
+        for work in self.engine.slow_work(params):
             await self.preparing.call(work)
         make = partial(self.engine.make_requests, request_id, prompt, params, **options)
         if len(prompt) <= SHORT_PROMPT:

@@ -20,8 +20,10 @@ Recover = Callable[[Step, Exception], list[Request]]
 class Preparation(Protocol):
     """What a capability does with a request before it is queued. Any thread may call its methods."""
 
-    def work_before(self, params: SamplingParams) -> Work | None:
-        """Work that `prepare` would do otherwise, and that may take longer than a step; or None."""
+    def slow_work(self, params: SamplingParams) -> Work | None:
+        """Work that may take longer than a step, and that `prepare` does if nobody has done it before; None
+        if there is none.
+        """
 
     def prepare(self, samples: list[Request]) -> None:
         """Add what the capability needs to the samples of a request that has passed all other checks. Raises

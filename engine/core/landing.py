@@ -14,9 +14,9 @@ from engine.requests.step import StepResult
 logger = logging.getLogger(__name__)
 
 
-def append_tokens(request: Request, s: int, result: StepResult, now: float) -> bool:
+def append_tokens(request: Request, s: int, result: StepResult, landed_at: float) -> bool:
     """Append the tokens and log probabilities that `result` has for `request`, which is sequence `s` of the
-    step. `now` is when the result was read, in seconds of the monotonic clock.
+    step. `landed_at` is when the result was read, in seconds of time.perf_counter().
 
     Returns whether the request has ended: by a token (the tokens after it are dropped), or by an error, which
     is noted in the request and not raised.
@@ -37,7 +37,7 @@ def append_tokens(request: Request, s: int, result: StepResult, now: float) -> b
                 request.logprobs.append(logprobs)
                 request.text_offsets.append(len(request.output.text))
                 request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
-            if request.confirm(token_id, now):
+            if request.confirm(token_id, landed_at):
                 return True
     except ParameterError as error:
         request.error, request.error_field = str(error), error.field

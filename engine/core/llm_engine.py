@@ -43,7 +43,8 @@ class LLMEngine:
     """Composes a scheduler, an executor and a tokenizer.
 
     `step` launches a step and lands it. An engine that launches the next step before it lands the last one
-    (Part 13) overrides `step`.
+    (Part 13) overrides `step`. Nothing here is locked: no two threads may call methods at the same time, but
+    for those that any thread may call.
     """
 
     def __init__(
@@ -144,13 +145,13 @@ class LLMEngine:
             preparation.prepare(samples)
         return samples
 
-    def work_before(self, params: SamplingParams) -> list[Work]:
-        """Work that may take longer than a step. A caller may do it first, in another thread; otherwise
-        `make_requests` does it.
+    def slow_work(self, params: SamplingParams) -> list[Work]:
+        """Work for these parameters that may take longer than a step. A caller may do it first, in another
+        thread; otherwise `make_requests` does it. Any thread may call this.
         """
         all_work = []
         for preparation in self.preparations:
-            work = preparation.work_before(params)
+            work = preparation.slow_work(params)
             if work is not None:
                 all_work.append(work)
         return all_work
@@ -219,9 +220,11 @@ class LLMEngine:
         self.executor.shutdown()
 
     def has_unfinished_requests(self) -> bool:
+        """Whether there is anything for `step` to do."""
         return bool(self._submissions)
 
     def unfinished_request_ids(self) -> list[str]:
+        """The ids of the requests that wait or run, in the order in which they were added."""
         return list(self._submissions)
 
     def step(self) -> list[RequestOutput]:

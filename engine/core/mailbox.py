@@ -45,7 +45,7 @@ class Post:
 
 
 class Mailbox:
-    """Holds the latest output of one request, in its reader's event loop."""
+    """Holds the latest output of one request, in its reader's event loop, which calls `put` and `take`."""
 
     def __init__(self, post: Post) -> None:
         self.post = post
@@ -79,7 +79,7 @@ class Reader:
 
     Each output contains all tokens so far; the last output is `finished`. The request begins when the first
     output is asked for. The request is aborted if its reader leaves early: calls `aclose`, is cancelled, or
-    drops the iterator.
+    drops the iterator. A Reader belongs to the event loop of its mailbox.
     """
 
     def __init__(

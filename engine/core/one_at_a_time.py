@@ -25,7 +25,7 @@ class _Call:
 
 
 class OneAtATime:
-    """A thread that does work in the order in which it comes."""
+    """A thread that does work in the order in which it comes. Event loops of several threads may call it."""
 
     def __init__(self, noun: str, max_waiting: float) -> None:
         """At most `max_waiting` pieces of work wait, beside the one that is under way; math.inf for any

@@ -46,14 +46,15 @@ class Submission:
             output, reason = request.output, request.output.finish_reason
             if reason is None:
                 finished = False
-            copied: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
+            # A list that has stopped growing is copied.
+            snapshot: Callable[[list], Sequence] = list if reason else Snapshot
             completion = CompletionOutput(
-                index, output.visible, copied(output.token_ids), reason, output.stop_reason
+                index, output.visible, snapshot(output.token_ids), reason, output.stop_reason
             )
             if request.logprobs:
                 completion.cumulative_logprob = request.cumulative_logprob
-                completion.logprobs = copied(request.logprobs)
-                completion.text_offsets = copied(request.text_offsets)
+                completion.logprobs = snapshot(request.logprobs)
+                completion.text_offsets = snapshot(request.text_offsets)
             completions.append(completion)
             if request.error and failed is None:
                 failed = request

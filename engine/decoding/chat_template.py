@@ -54,11 +54,10 @@ def guarded(
 
     A user who writes "<|assistant|>" into a message must not begin a new turn. So a guard, a single
     character, is inserted after the first character of every special token in a content, also where two
-    special tokens overlap. The content then has no special token. `Tokenizer.encode` removes the guard after
-    it has found the special tokens. The guard is the first of GUARDS that no content has. Nothing else
-    changes, the given messages do not change, and without special tokens no guard is inserted. A special
-    token of a single character stays one, because it has no place for a guard. Raises ChatError if the
-    contents use all of GUARDS.
+    special tokens overlap. The content then has no special token, but for those of a single character, which
+    have no place for a guard. `Tokenizer.encode` removes the guard after it has found the special tokens. The
+    guard is the first of GUARDS that no content has. Nothing else changes, the given messages do not change,
+    and without special tokens no guard is inserted. Raises ChatError if the contents use all of GUARDS.
     """
     contents = "".join(message["content"] for message in messages)
     guard = next((guard for guard in GUARDS if guard not in contents), None)
@@ -101,13 +100,13 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, given: str | None = None) -> "ChatTemplate | None":
+    def from_pretrained(cls, name: str | Path, replacement: str | None = None) -> "ChatTemplate | None":
         """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
         The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
-        several templates, the template "default" is read. `given` is the Jinja text of a template that takes
-        the place of the model's; the special tokens are still the model's. Raises CheckpointError if a file
-        cannot be read.
+        several templates, the template "default" is read. `replacement` is the Jinja text of a template that
+        takes the place of the model's; the special tokens are still the model's. Raises CheckpointError if a
+        file cannot be read.
         """
         folder = resolve(name)
         path = folder / "tokenizer_config.json"
@@ -118,7 +117,8 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         if file.exists():
             source = read_text(file)
-        source = source if given is None else given
+        if replacement is not None:
+            source = replacement
         if not isinstance(source, str):
             return None
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}

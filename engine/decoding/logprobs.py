@@ -73,7 +73,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of a token for a table of log probabilities.
 
     A token whose bytes are not UTF-8 is written as in OpenAI's API: `bytes:\\xf0\\x9f`. An id that the
-    tokenizer does not know is written `token_id:N`. No two tokens have the same text.
+    tokenizer does not know is written `token_id:N`.
     """
     if token_id not in tokenizer:
         return f"token_id:{token_id}"
@@ -92,16 +92,16 @@ class TokenScores(Mapping[int, Logprob]):
     them are read.
     """
 
-    __slots__ = ("_ids", "_logprobs", "_rank", "_text")
+    __slots__ = ("_ids", "_logprobs", "_rank", "_text_of")
 
     def __init__(
-        self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int, text: Callable[[int], str]
+        self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int, text_of: Callable[[int], str]
     ) -> None:
         """token_ids[1+n] and logprobs[1+n] have the token at this position first, then the n likeliest tokens
-        in order, which may include this token again. `rank` is the rank of this token. `text` returns the
-        text of a token id.
+        in order, which may include this token again. `rank` is the rank of this token. `text_of` returns
+        the text of a token id.
         """
-        self._ids, self._logprobs, self._rank, self._text = token_ids, logprobs, rank, text
+        self._ids, self._logprobs, self._rank, self._text_of = token_ids, logprobs, rank, text_of
 
     @property
     def token_id(self) -> int:
@@ -117,16 +117,16 @@ class TokenScores(Mapping[int, Logprob]):
         """(id, log probability) of the n likeliest tokens, or of all that the engine has scored, if fewer."""
         return list(zip(self._ids[1 : n + 1].tolist(), self._logprobs[1 : n + 1].tolist(), strict=True))
 
-    def first(self, n: int) -> dict[int, Logprob]:
+    def to_dict(self, n: int) -> dict[int, Logprob]:
         """The token at this position, then the n likeliest tokens: entries of `self`, made in one pass."""
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
-        records = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
+        records = {ids[0]: Logprob(logprobs[0], self._rank, self._text_of(ids[0]))}
         rank = 1
         for i in range(1, len(ids)):  # from the likeliest token on
             if i > 1 and logprobs[i] != logprobs[i - 1]:  # equally likely tokens share a rank
                 rank = i
             if ids[i] not in records:
-                records[ids[i]] = Logprob(logprobs[i], rank, self._text(ids[i]))
+                records[ids[i]] = Logprob(logprobs[i], rank, self._text_of(ids[i]))
         return records
 
     def __getitem__(self, token_id: int) -> Logprob:
@@ -140,7 +140,7 @@ class TokenScores(Mapping[int, Logprob]):
             rank = self._rank
         else:
             rank = int((self._logprobs[1:] > logprob).sum()) + 1
-        return Logprob(float(logprob), rank, self._text(token_id))
+        return Logprob(float(logprob), rank, self._text_of(token_id))
 
     def __iter__(self) -> Iterator[int]:
         yield from dict.fromkeys(self._ids.tolist())

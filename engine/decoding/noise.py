@@ -60,10 +60,10 @@ def _hash32(x: Any, first: Any, second: Any) -> Any:
     """
     x = x ^ first
     x *= 0x21F0AAAD
-    x ^= x >> 15 & 0x1FFFF  # the mask makes the shift of a signed number unsigned
+    x ^= (x >> 15) & 0x1FFFF  # the mask makes the shift of a signed number unsigned
     x += second
     x *= 0x735A2D97
-    x ^= x >> 15 & 0x1FFFF
+    x ^= (x >> 15) & 0x1FFFF
     return x
 
 

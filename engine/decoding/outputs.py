@@ -68,13 +68,13 @@ def short_repr(record: Any, *left_out: str) -> str:
     abridged, so a long output has a text about as long as a short one's.
     """
     shown: list[str] = []
-    for item in fields(record):
-        if item.name in left_out:
+    for spec in fields(record):
+        if spec.name in left_out:
             continue
-        value = getattr(record, item.name)
+        value = getattr(record, spec.name)
         if isinstance(value, Snapshot):  # as a list, of which `Repr` writes the first items, and "..."
             value = value[: _ABRIDGED.maxlist + 1]
-        shown.append(f"{item.name}={_ABRIDGED.repr(value)}")
+        shown.append(f"{spec.name}={_ABRIDGED.repr(value)}")
     return f"{type(record).__name__}({', '.join(shown)})"
 
 
@@ -92,6 +92,7 @@ class CompletionOutput:
     text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the decoded text
 
     def finished(self) -> bool:
+        """Whether the continuation grows no more."""
         return self.finish_reason is not None
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from engine.decoding.structured import StructuredOutputsParams
 
-Fields = TypeVar("Fields")
+Record = TypeVar("Record")  # a dataclass
 # Limits, because each new token is compared with all stops of a request. (The server's limits are lower.)
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
@@ -30,7 +30,7 @@ FLAGS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
-)  # the fields that are true or false
+)  # the fields that may be true or false
 
 
 class RequestOutputKind(Enum):
@@ -59,13 +59,13 @@ class NoRoomError(Exception):
     """There is no room for a request now. The same request may be accepted later."""
 
 
-def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
+def refuse_unknown_names(kind: type[Record]) -> type[Record]:
     """Decorate a dataclass, so that an unknown field raises a TypeError that suggests a similar name."""
     names = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
     init: Callable[..., None] = kind.__init__
 
     @wraps(init)
-    def checked_init(self: Fields, *values: Any, **named_values: Any) -> None:
+    def checked_init(self: Record, *values: Any, **named_values: Any) -> None:
         for name in named_values:
             if name not in names:
                 close = get_close_matches(name, names, 1, MIN_SIMILARITY)
@@ -106,7 +106,7 @@ class SamplingParams:
     """
 
     n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
-    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, once per token of the output
+    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per token that the output has
     frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
     repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
     # From 0 (greedy) to 1000. None means greedy before Part 5, and 1.0 from Part 5 on.
@@ -155,15 +155,15 @@ class SamplingParams:
 
     def _set_defaults(self) -> None:
         """Give fields that are None their defaults, and refuse values of fields without an effect here."""
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if value is None and item.name != "max_tokens":  # there, None is a value of its own: no limit
-                value = item.default
-                setattr(self, item.name, value)
-            if "refused" in item.metadata and value not in (item.default, [], {}):
-                default, reason = item.default, item.metadata["refused"]
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if value is None and spec.name != "max_tokens":  # there, None is a value of its own: no limit
+                value = spec.default
+                setattr(self, spec.name, value)
+            if "refused" in spec.metadata and value not in (spec.default, [], {}):
+                default, reason = spec.default, spec.metadata["refused"]
                 raise ParameterError(
-                    item.name, f"{item.name}={value!r}: only {default!r} is accepted, because {reason}"
+                    spec.name, f"{spec.name}={value!r}: only {default!r} is accepted, because {reason}"
                 )
 
     def _check_lists(self) -> None:
@@ -253,7 +253,7 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         """All fields but those that only have a neutral value. A temperature of None is shown as 1.0."""
-        shown = [item.name for item in dataclasses.fields(self) if "refused" not in item.metadata]
+        shown = [spec.name for spec in dataclasses.fields(self) if "refused" not in spec.metadata]
         values = {name: getattr(self, name) for name in shown}
         if self.temperature is None:
             values["temperature"] = 1.0

@@ -22,6 +22,7 @@ class LogitChanges:
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+        """The changes before the first token of the output."""
         self._params = params
         self._index: dict[int, int] = {}  # token -> c, the token's index in both arrays
         self._tokens = np.empty(START_LENGTH, np.int64)  # [capacity], of which C are used

@@ -27,14 +27,14 @@ def recommended_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_recommended(
-    params: SamplingParams, given: Collection[str], recommended: Mapping[str, Any]
+    params: SamplingParams, given_names: Collection[str], recommended: Mapping[str, Any]
 ) -> SamplingParams:
-    """`params`, with the recommended value of each field whose name is not in `given`.
+    """`params`, with the recommended value of each field whose name is not in `given_names`.
 
     A recommended `max_tokens` is a bound instead, on the given one or the default, as in vLLM's server.
     Raises ParameterError if the values contradict each other.
     """
-    changes = {name: value for name, value in recommended.items() if name not in given}
+    changes = {name: value for name, value in recommended.items() if name not in given_names}
     bound = recommended.get("max_tokens")
     if bound is not None:
         changes["max_tokens"] = bound if params.max_tokens is None else min(params.max_tokens, bound)

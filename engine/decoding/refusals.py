@@ -16,13 +16,13 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
     A field whose value has no effect, such as its default, is accepted.
     """
-    for item in dataclasses.fields(params):
-        name, value = item.name, getattr(params, item.name)
-        if "part" not in item.metadata or name in supports:
+    for spec in dataclasses.fields(params):
+        name, value = spec.name, getattr(params, spec.name)
+        if "part" not in spec.metadata or name in supports:
             continue
-        if value == item.default or (name, value) in NEUTRAL:
+        if value == spec.default or (name, value) in NEUTRAL:
             continue
-        part, adds = item.metadata["part"], item.metadata["brings"]
+        part, adds = spec.metadata["part"], spec.metadata["brings"]
         title = f"Part {part}" if isinstance(part, int) else f"Extension {part}"
         raise ParameterError(name, f"{name}={value!r} is not supported here: {title} ({adds}) brings it")
 

@@ -109,11 +109,12 @@ class GrowingOutput:
         return False
 
     def _find_stop(self, num_before: int) -> tuple[int, str] | None:
-        """(start, stop string) of the stop string that ends first in the text, or None.
+        """(start, stop string) of the stop string that ends first in the text, or None. Of several that end
+        there, it is the longest.
 
         Only a stop string that ends after the first `num_before` characters counts.
         """
-        matches = []  # (end, start, stop string): so the smallest is the one that ends first
+        matches = []  # (end, start, stop string), of which the smallest ends first, and then begins first
         for stop_string in self.params.stop:
             start = self.text.find(stop_string, max(0, num_before - len(stop_string) + 1))
             if start >= 0:

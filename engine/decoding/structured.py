@@ -123,7 +123,7 @@ class StructuredOutputsParams:
         _check_characters("json", json.dumps(schema, ensure_ascii=False))
         return text
 
-    def behind(self, prefix: str) -> "StructuredOutputsParams":
+    def continuing(self, prefix: str) -> "StructuredOutputsParams":
         """The same constraint, for an output that continues `prefix`; "" for an output that begins anew.
         Raises StructureError, field `prefix`, if it is too long or has a lone surrogate.
         """
@@ -131,7 +131,7 @@ class StructuredOutputsParams:
 
     def __repr__(self) -> str:
         """The class and the fields that are given."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         given = [f"{name}={value!r}" for name, value in values.items() if value not in (None, False)]
         return f"StructuredOutputsParams({', '.join(given)})"
 

@@ -13,7 +13,7 @@ from typing import Any
 # million characters.
 MAX_CHARACTERS = 2**25
 # Characters charged for each step, beside those of its result: an item of a loop or of a list, a call, an
-# operator. So a render of many steps ends, even if they make no text.
+# operator on texts or lists. So a render of many steps ends, even if they make no text.
 STEP_CHARACTERS = 64
 Text = str | bytes
 
@@ -75,8 +75,9 @@ def format_characters(template: Any, values: Any) -> int:
     text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
     if not isinstance(values, tuple):
         values = (values,)
-    # Each field may show all of the values, and with "%*d" a value is a width.
-    characters_of_field = written_length(values) + ("*" in text) * _largest_int(values)
+    characters_of_field = written_length(values)  # a field may show all of the values
+    if "*" in text:  # in "%*d", a value is the width
+        characters_of_field += _largest_int(values)
     widths = sum(map(sum_of_numbers, PERCENT_WIDTH.findall(text)))
     return len(text) + widths + text.count("%") * characters_of_field
 
@@ -108,9 +109,8 @@ def written_length(value: Any) -> int:
 
 
 def as_list(value: Any) -> Any:
-    """Convert an iterator to a list, so that its items can be counted before they are used.
-
-    Other values are returned unchanged.
+    """Convert an iterator to a list of at most MAX_CHARACTERS items, so that the items can be counted before
+    they are used. Other values are returned unchanged.
     """
     return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
 

@@ -2,11 +2,12 @@
 
 A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
 files. This sandbox also limits what a render computes. Each item of a loop, each call, filter and printed
-value, and each of the operators `+`, `*`, `**`, `%` and `~` is charged to a `Budget`: what can make a long
-text before it is computed, with the most characters that it may make (template_costs.py). A render that
-exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed, and memory
-stays within a few times MAX_CHARACTERS. Other operators, slices and tests are not charged, since their
-results are no longer than their operands. One of them can still be slow: a comparison of deeply nested lists.
+value is charged to a `Budget`, and so are the operators `+`, `*` and `%` on texts or lists, and `~`: what can
+make a long text before it is computed, with the most characters that it may make (template_costs.py). A
+render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed,
+and memory stays within a few times MAX_CHARACTERS. Products and powers of whole numbers are limited to
+MAX_INT_BITS. Other operators, slices and tests are not charged, since their results are no longer than their
+operands. One of them can still be slow: a comparison of deeply nested lists.
 """
 
 import functools
@@ -125,7 +126,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _ChargeLoopsAndConcats(self).visit(super()._parse(source, name, filename))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, of `intercepted_binops`, after its result is charged."""
+        """Compute `left operator right`, of `intercepted_binops`. A text or a list is charged first. Raises
+        BudgetExceeded, also for a whole number of too many bits.
+        """
         budget = _budget.get()
         if isinstance(left, int) and isinstance(right, int):
             _refuse_large_int(operator, left, right)

@@ -15,7 +15,7 @@ import httpx
 
 from engine.client.top import sparkline
 from engine.client.untrusted import printable
-from engine.load.client import event_data
+from engine.load.client import event_data, piece_of
 from engine.telemetry.history import DATA_PATH
 
 METRICS_SECONDS = 0.5  # between two readings of the server's metrics
@@ -72,7 +72,7 @@ class Person:
     def _read_chunk(self, chunk: dict, start: float) -> None:
         """Add the text of one event of the stream. `start`: when the question was sent."""
         for choice in chunk.get("choices") or ():
-            piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+            piece = piece_of(choice)
             if not piece:
                 continue
             if self.is_waiting:

@@ -61,6 +61,13 @@ class GraphInputs(NamedTuple):
 NUMBERS_PER_ROW = len(GraphInputs._fields) - 1  # the numbers of a row, without its block table
 
 
+class CapturedGraph(NamedTuple):
+    """A graph of one size."""
+
+    replay: Callable[[], None]
+    logits: Tensor  # [size, at least V]: where `replay` writes
+
+
 def ladder(max_rows: int) -> list[int]:
     """The sizes of graphs, in rows, ascending: vLLM's 1, 2, 4, then multiples of 8, and `max_rows` last."""
     smaller = [size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows]
@@ -88,7 +95,7 @@ class ModelStep:
         return self.model.logits(self.model(token_ids, positions, attend))
 
 
-def steps(
+def fastest_steps(
     model: LanguageModel, memory: PageMemory, max_rows: int, many_rows_class: type[ManyRows] = ManyRows
 ) -> StepOf:
     """A function that gives the fastest step for a number of rows from 1 to `max_rows`. For `DecodeGraphs`.
@@ -133,7 +140,7 @@ class DecodeGraphs:
         self._device_numbers = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._greedy = Greedy(vocab_size, max_rows, device) if vocab_size else None
-        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # by size: replay, and its logits
+        self._graphs: dict[int, CapturedGraph] = {}  # by size
         if capture:
             self._capture()
 
@@ -199,7 +206,7 @@ class DecodeGraphs:
             # thread_local: NCCL's thread may ask the device about earlier sums in the meantime (Extension A).
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 logits = self._run(size)
-            self._graphs[size] = graph.replay, logits
+            self._graphs[size] = CapturedGraph(graph.replay, logits)
 
 
 class GraphWay:

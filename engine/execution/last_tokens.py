@@ -18,6 +18,7 @@ class LastTokens:
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
+        """`max_rows` is the most tokens that a step chooses."""
         self.chosen = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows], at one address
         self._row: dict[str, int] = {}  # by sequence id: the row of `chosen` with its token
 

@@ -10,12 +10,12 @@ from engine.models.language_model import LanguageModel
 from engine.quantization.single_row import QuantizedSingleRow
 
 
-def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> graphs.StepOf:
+def fastest_steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> graphs.StepOf:
     """A function that gives the step for a number of rows from 1 to `max_rows`. For `DecodeGraphs`.
 
     The steps read and write `keys` and `values` of `memory`, which have [B, P, Hkv, Dh] for each layer.
     """
-    many_rows = graphs.steps(model, memory, max_rows)
+    many_rows = graphs.fastest_steps(model, memory, max_rows)
     if not QuantizedSingleRow.fits(model):
         return many_rows
     single_row = QuantizedSingleRow(model, list(memory.keys), list(memory.values))

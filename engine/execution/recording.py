@@ -79,7 +79,7 @@ class RecordedExecutor:
     """An executor that has another executor compute its steps, and writes all steps to a file."""
 
     def __init__(self, executor: Executor, recording: Recording, runner: str) -> None:
-        """`runner`: the executor's name in the file."""
+        """`runner` is the executor's name in the file."""
         self.executor, self.recording, self.runner = executor, recording, runner
 
     def submit(self, batch: Batch) -> Pending:
@@ -106,7 +106,7 @@ class Bounds:
     """The sizes of a device's memory and tables. A record beyond these bounds would read other memory."""
 
     vocab_size: int
-    positions: int  # tokens of the longest sequence
+    max_positions: int  # tokens of the longest sequence
     num_blocks: int  # or slots
     block_size: int  # tokens
     num_swap_blocks: int
@@ -123,7 +123,7 @@ class Bounds:
         _within("sequences", [len(batch.ids)], self.num_seqs + 1)
         if self.num_tokens is not None:
             _within("tokens", [batch.num_tokens], self.num_tokens + 1)
-        _within("context_lens", batch.context_lens, self.positions + 1)
+        _within("context_lens", batch.context_lens, self.max_positions + 1)
         _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
         _within("rows.prompt_ids", rows.prompt_ids, V)
         _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)

@@ -47,7 +47,8 @@ class Way(Protocol):
     def fits(self, batch: Batch) -> bool:
         """Whether this way can compute the step."""
 
-    def __call__(self, batch: Batch) -> Logits: ...
+    def __call__(self, batch: Batch) -> Logits:
+        """Compute the step's pass. The next call may overwrite the logits."""
 
 
 class Inputs(NamedTuple):
@@ -84,6 +85,7 @@ class EagerWay:
         self.device = next(model.parameters()).device
 
     def fits(self, batch: Batch) -> bool:
+        """True."""
         return True
 
     def __call__(self, batch: Batch) -> Logits:

@@ -31,7 +31,7 @@ class ChosenLogprobs:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """`tokenizer` gives the text of a token."""
-        self.text = partial(token_text, tokenizer)
+        self.text_of = partial(token_text, tokenizer)
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
         """The tensors of `Scores` for the rows whose requests ask for log probabilities; None if no request
@@ -54,7 +54,7 @@ class ChosenLogprobs:
         and other sequences have an empty list.
         """
         token_ids, *scores = arrays
-        rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
+        rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text_of)
         logprobs: list[list[TokenLogprobs]] = []
         for tokens, n in zip(result.tokens, batch.rows.logprobs, strict=True):
             logprobs.append([] if n == UNSCORED else list(rows.take(len(tokens), n)))
@@ -75,7 +75,7 @@ class PromptLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, to_logits: ToLogits) -> None:
         """`tokenizer` gives the text of a token. `to_logits` is the model's output layer."""
-        self.text, self.to_logits = partial(token_text, tokenizer), to_logits
+        self.text_of, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
         """The tensors of `Scores` for the N rows that are scored for a prompt's token; None if no request
@@ -95,7 +95,7 @@ class PromptLogprobs:
         comes before it. If a score is not a number, the request's token becomes NO_TOKEN, so it fails.
         """
         _, *scores = arrays
-        rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
+        rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text_of) if scores else None
         tokens = list(result.tokens)
         prompts: list[Logprobs] = []
         counts = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
@@ -112,13 +112,13 @@ class ScoredRows:
     """A step's scores on the host. `take` gives them to the sequences in order."""
 
     def __init__(
-        self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
+        self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text_of: Callable[[int], str]
     ) -> None:
-        """token_ids[R], and the arrays of `Scores` of the same rows. `text` is as in `TokenScores`."""
+        """token_ids[R], and the arrays of `Scores` of the same rows. `text_of` is as in `TokenScores`."""
         logprobs, self.ranks, top_ids, top_logprobs = scores
         self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
         self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]
-        self.text = text
+        self.text_of = text_of
         self._next_row = 0
 
     def take(self, count: int, n: int) -> list[TokenScores]:
@@ -132,7 +132,7 @@ class ScoredRows:
                 self.ids[row, : n + 1].copy(),
                 self.logprobs[row, : n + 1].copy(),
                 int(self.ranks[row]),
-                self.text,
+                self.text_of,
             )
             for row in rows
         ]

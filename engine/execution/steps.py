@@ -13,7 +13,7 @@ from engine.models.language_model import LanguageModel
 from engine.models.llama import Model as Llama
 
 
-def steps(
+def fastest_steps(
     model: LanguageModel, memory: PageMemory, max_rows: int, sum_parts: SumParts | None = None
 ) -> StepOf:
     """A function that gives the step for a number of rows from 1 to `max_rows`, each of another sequence. For
@@ -23,14 +23,14 @@ def steps(
     `sum_parts`: None if the model is whole; for a rank's part (Extension A), the sum over the ranks.
     """
     if not LlamaRows.fits(model, is_part=sum_parts is not None):
-        return quantized_steps.steps(model, memory, max_rows)
+        return quantized_steps.fastest_steps(model, memory, max_rows)
     return _llama_steps(model, memory, max_rows, sum_parts, stores_first=False)
 
 
 def verifying_steps(
     model: LanguageModel, memory: PageMemory, max_rows: int, sum_parts: SumParts | None = None
 ) -> StepOf:
-    """As `steps`, for passes in which a row sees the earlier rows of its sequence (Part 16)."""
+    """As `fastest_steps`, for passes in which a row sees the earlier rows of its sequence (Part 16)."""
     if not LlamaRows.fits(model, is_part=sum_parts is not None):
         return verifying.verifying_steps(model, memory, max_rows)
     return _llama_steps(model, memory, max_rows, sum_parts, stores_first=True)

@@ -12,7 +12,7 @@ The target model's passes without drafts keep Part 13's graphs, since rows that 
 from torch import Tensor
 
 from engine.cache.memory import PageMemory
-from engine.execution.graphs import StepOf, steps
+from engine.execution.graphs import StepOf, fastest_steps
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.verify_attend import VerifyAttend
 from engine.models.gpt2 import Model as GPT2
@@ -41,5 +41,5 @@ class VerifyRows(ManyRows):
 
 
 def verifying_steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> StepOf:
-    """As `steps` in graphs.py, for passes in which a row sees the earlier rows of its sequence."""
-    return steps(model, memory, max_rows, many_rows_class=VerifyRows)
+    """As `fastest_steps` in graphs.py, for passes in which a row sees the earlier rows of its sequence."""
+    return fastest_steps(model, memory, max_rows, many_rows_class=VerifyRows)

@@ -27,6 +27,7 @@ class Greedy:
     """Greedy sampling with the scratch memory that its two kernels need."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        """`max_rows`: the most rows of a step."""
         self.V, self.parts = vocab_size, triton.cdiv(vocab_size, PART)
         # For each part of each row: the largest logit, and the token with this logit.
         self.best = torch.empty(max_rows, self.parts, device=device)

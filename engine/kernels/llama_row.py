@@ -43,7 +43,8 @@ def tile_of(name: str, K: int) -> Tile:
     """The tile for a layer with K inputs: of `TILES`, with more warps, and then with fewer rows, where a
     thread would hold more than MAX_HELD_WEIGHTS weights.
     """
-    tile, matrices = TILES[name], 2 if name == "gate_up" else 1
+    tile = TILES[name]
+    matrices = 2 if name == "gate_up" else 1  # a row of gate and a row of up make one number
     while tile.rows * matrices * K > MAX_HELD_WEIGHTS * 32 * tile.warps:
         if tile.warps < MAX_WARPS:
             tile = tile._replace(warps=2 * tile.warps)

@@ -88,13 +88,13 @@ class LlamaRows:
         if not isinstance(model, Llama) or model.config.activation != "silu" or model.config.mlp_bias:
             return False
         Dh = model.config.head_dim
-        is_power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
+        head_fits = Dh >= MIN_HEAD_DIM and Dh == triton.next_power_of_2(Dh)
         if is_part:
             linears = _linears_of(model)
             is_plain = all(isinstance(linear, nn.Linear) and linear.bias is None for linear in linears)
             has_head = model.head(model.embed.weight[:1]).numel() > 0
-            return is_power_of_two and is_plain and len(linears) == 4 * model.config.num_layers + has_head
-        if not is_power_of_two or not has_plain_linears(model, model.config.num_layers):
+            return head_fits and is_plain and len(linears) == 4 * model.config.num_layers + has_head
+        if not head_fits or not has_plain_linears(model, model.config.num_layers):
             return False
         return all(block.attention.proj.bias is None for block in llama_blocks(model))
 
@@ -151,7 +151,8 @@ def summed_and_head_weights(model: Llama) -> tuple[list[SummedWeights], Tensor]:
     weights = [linear.weight for linear in _linears_of(model)]
     end = 4 * model.config.num_layers  # qkv, proj, gate_up and down of each block, then the head
     blocks = [SummedWeights(weights[start + 1], weights[start + 3]) for start in range(0, end, 4)]
-    return blocks, weights[end] if len(weights) > end else model.embed.weight[:0]
+    head = weights[end] if len(weights) > end else model.embed.weight[:0]
+    return blocks, head
 
 
 def unchanged(product: Tensor) -> Tensor:

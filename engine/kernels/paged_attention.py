@@ -53,8 +53,8 @@ def num_splits(num_sequences: int, num_kv_heads: int, device: torch.device) -> i
     """
     if device.type != "cuda":
         return 4  # any power of two will do: the interpreter runs programs one after the other
-    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
-    return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(wanted, num_sequences * num_kv_heads)))
+    num_programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(num_programs, num_sequences * num_kv_heads)))
 
 
 def paged_attention(
@@ -98,9 +98,9 @@ def _attend(
 
     tables[S, width]. PADDED and DH_PADDED are powers of two, at least 16. A part has `tokens_per_part`
     tokens. A part without tokens writes nothing: its program returns. A score is q·k · scale, and weighs
-    e^(score - maximum). With SPLITS = 1 the mean goes to out[S, HQ, DH]. Otherwise
-    each query head writes three results: its weighted sum to parts[S, HQ, SPLITS, DH], the maximum score, to
-    which the sum is relative, to maxima[S, HQ, SPLITS], and the total weight to totals[S, HQ, SPLITS].
+    e^(score - maximum). With SPLITS = 1 the mean goes to out[S, HQ, DH]. Otherwise each query head writes
+    three results: its weighted sum to parts[S, HQ, SPLITS, DH], the maximum score, to which the sum is
+    relative, to maxima[S, HQ, SPLITS], and the total weight to totals[S, HQ, SPLITS].
     """
     # 1. This program's key head, sequence and part: the tokens first:last. Heads are neighbours in memory, so
     #    heads are neighbours in the grid, too.

@@ -218,10 +218,9 @@ class SingleRow:
         """Whether the kernels compute a GPT-2 with this config: the activation is gelu's tanh form, and the
         width of a head is a power of two, at least MIN_HEAD_DIM.
         """
-        return (
-            config.activation in ("gelu_new", "gelu_pytorch_tanh")
-            and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
-        )
+        Dh = config.head_dim
+        head_fits = Dh >= MIN_HEAD_DIM and Dh == triton.next_power_of_2(Dh)
+        return head_fits and config.activation in ("gelu_new", "gelu_pytorch_tanh")
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor

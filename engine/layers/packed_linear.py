@@ -179,7 +179,8 @@ def _choose_forms(linears: list[nn.Linear], rows: int) -> tuple[dict[Shape, Form
         first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
         max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[first][shape]
         is_worth_it = rows > 1 and seconds_at_one_row[second][shape] < max_seconds
-        form_for_rows[shape], form_for_one_row[shape] = first, second if is_worth_it else first
+        form_for_rows[shape] = first
+        form_for_one_row[shape] = second if is_worth_it else first
     return form_for_rows, form_for_one_row
 
 

@@ -38,7 +38,7 @@ def pack(prompts: Sequence[Sequence[int]]) -> PackedPrompts:
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index} is empty")
-    token_ids = torch.tensor([id for prompt in prompts for id in prompt])
+    token_ids = torch.tensor([token_id for prompt in prompts for token_id in prompt])
     positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
     return PackedPrompts(token_ids, positions, (0, *accumulate(map(len, prompts))))
 

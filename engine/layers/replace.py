@@ -27,7 +27,8 @@ class LinearLayer(Protocol):
     in_features: int
     out_features: int
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[T, in_features] -> [T, out_features]"""
 
 
 def linear_names(model: nn.Module) -> list[str]:

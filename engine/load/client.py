@@ -50,6 +50,7 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
+        """Whether the answer came whole."""
         return self.outcome == OK
 
     @property
@@ -156,7 +157,7 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
         for choice in chunk.get("choices") or ():
             if choice.get("finish_reason") is not None:
                 has_finish_reason = True
-            piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+            piece = piece_of(choice)
             if piece:
                 pieces.append(piece)
                 record.note_text(clock())
@@ -167,6 +168,14 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
         record.outcome = OK
     else:
         record.outcome = BROKEN
+
+
+def piece_of(choice: dict) -> str | None:
+    """The piece of text in a choice of a completion's event, or of a chat's. None or "" if it has none."""
+    if "text" in choice:
+        return choice["text"]
+    delta = choice.get("delta") or {}
+    return delta.get("content")
 
 
 async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -28,14 +28,14 @@ Span = tuple[int, int]  # minimum and maximum, both included
 class Job:
     """One request that a load generator will send."""
 
-    at: float  # seconds after the run's start; a closed loop ignores this
+    offset: float  # when it is due: seconds after the run's start; a closed loop ignores this
     prompt: str
     max_tokens: int  # of the output
 
 
-def random_text(tokens: int, random: Random) -> str:
-    """A random text of about `tokens` tokens, and of at least one word."""
-    return " ".join(random.choices(WORDS, k=max(1, tokens)))
+def random_text(num_tokens: int, random: Random) -> str:
+    """A random text of about `num_tokens` tokens, and of at least one word."""
+    return " ".join(random.choices(WORDS, k=max(1, num_tokens)))
 
 
 def endless_jobs(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[Job]:
@@ -54,10 +54,10 @@ def poisson_jobs(
     """
     jobs = []
     sized_jobs = endless_jobs(prompt_tokens, max_tokens, random)
-    at = random.expovariate(rate)
-    while at < seconds:
-        jobs.append(replace(next(sized_jobs), at=at))
-        at += random.expovariate(rate)
+    offset = random.expovariate(rate)
+    while offset < seconds:
+        jobs.append(replace(next(sized_jobs), offset=offset))
+        offset += random.expovariate(rate)
     return jobs
 
 
@@ -68,7 +68,7 @@ class TraceJobs:
     jobs: list[Job]
     size_factor: float  # at most 1: the trace's numbers of tokens were multiplied by this factor
     speed: float  # seconds of the trace that pass in one second of the run
-    cut: int  # how many jobs had their prompt cut to fit
+    num_cut: int  # how many jobs had their prompt cut to fit
 
 
 class TraceRow(NamedTuple):
@@ -104,18 +104,18 @@ def jobs_of_trace(
     largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
     factor = min(1.0, context_tokens / max(1, largest_fitting))
 
-    jobs, cut = [], 0
+    jobs, num_cut = [], 0
     for row in rows:
-        at = (row.time - start) / speed
-        if at >= seconds:
+        offset = (row.time - start) / speed
+        if offset >= seconds:
             break
         output_tokens = min(max(1, round(row.output_tokens * factor)), context_tokens - 1)
         prompt_tokens = max(1, round(row.prompt_tokens * factor))
         if prompt_tokens > context_tokens - output_tokens:
             prompt_tokens = context_tokens - output_tokens
-            cut += 1
-        jobs.append(Job(at, random_text(prompt_tokens, random), output_tokens))
-    return TraceJobs(jobs, factor, speed, cut)
+            num_cut += 1
+        jobs.append(Job(offset, random_text(prompt_tokens, random), output_tokens))
+    return TraceJobs(jobs, factor, speed, num_cut)
 
 
 def _read_rows(path: Path) -> list[TraceRow]:

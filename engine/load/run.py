@@ -27,7 +27,7 @@ class Run:
         """
         self.ask = ask
         self.records: list[RequestRecord] = []  # of requests that have ended, in the order of their ends
-        self.sent = 0  # number of requests sent so far
+        self.num_sent = 0  # requests sent so far
         self.wakeup_delays: list[float] = []  # seconds by which the event loop woke up late, every TICK
         self.start = asyncio.get_running_loop().time()
 
@@ -38,7 +38,7 @@ class Run:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for job in jobs:
-                due = self.start + job.at
+                due = self.start + job.offset
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 group.create_task(self._send(job, due))
 
@@ -57,7 +57,8 @@ class Run:
                 group.create_task(user())
 
     async def _send(self, job: Job, due: float) -> None:
-        self.sent += 1
+        """Send a job's request, wait for its answer, and keep its record."""
+        self.num_sent += 1
         self.records.append(await self.ask(job, due))
 
     async def watch(self, work: Awaitable[None], tick: Callable[["Run"], None] = lambda run: None) -> None:

@@ -29,6 +29,7 @@ class AdapterManager:
     """Which adapter each name stands for. Passed as `LLMEngine(adapters=)` if requests give a name."""
 
     def __init__(self, slots: AdapterSlots, scheduler: Scheduler) -> None:
+        """`slots` holds the adapters, and `scheduler` knows which unfinished requests have them."""
         self.slots, self.scheduler = slots, scheduler
         self.key_of: dict[str, str] = {}  # name -> key
         self._num_loads = 0

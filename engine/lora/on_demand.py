@@ -18,6 +18,7 @@ class OnDemand:
     """
 
     def __init__(self, manager: AdapterManager, config: ModelConfig) -> None:
+        """`config` is that of the model, which adapters must fit."""
         self.manager, self.config = manager, config
         self._loaded: dict[str, LoRARequest] = {}  # by name, the least recently used first
 
@@ -40,12 +41,15 @@ class OnDemand:
             self._unload_idle(len(self._loaded) - slots.max_loras, name)
         return self.manager.key(name)
 
-    def _unload_idle(self, count: int, wanted: str) -> None:
+    def _unload_idle(self, count: int, requested: str) -> None:
         """Unload up to `count` adapters that no unfinished request has, the least recently used first. The
-        adapter `wanted` stays loaded.
+        adapter `requested` stays loaded.
         """
         in_use = self.manager.keys_in_use()
-        idle = [name for name in self._loaded if self.manager.key_of[name] not in in_use and name != wanted]
+        idle: list[str] = []
+        for name in self._loaded:
+            if name != requested and self.manager.key_of[name] not in in_use:
+                idle.append(name)
         for name in idle[:count]:
             self.manager.unload(name)
             del self._loaded[name]

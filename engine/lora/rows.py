@@ -11,14 +11,19 @@ multiplication). Source: Chen et al. 2023, https://arxiv.org/abs/2310.18547.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.requests.batch import NO_ADAPTER
 
-Group = tuple[int, slice | Tensor]  # a slot, and the rows of the step (or their indices) that have this slot
+
+class SlotRows(NamedTuple):
+    """The rows of a step that have one slot."""
+
+    slot: int
+    rows: slice | Tensor  # a slice, or the rows' indices
 
 
 class AdapterRows(Protocol):
@@ -40,7 +45,7 @@ class GroupedRows:
     """The record for a CPU. One product takes all rows of a slot, so a layer reads each slot once a step."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[SlotRows] = []
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
         """As `AdapterRows.fill`: slots[S], query_start[S+1]."""
@@ -62,22 +67,22 @@ def ranges_of(slots: Sequence[int], query_start: Sequence[int]) -> list[tuple[in
     return sorted(ranges.items())
 
 
-def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
+def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[SlotRows]:
     """slots[S], query_start[S+1] -> each slot with all its rows, in the order of slots.
 
     Rows that lie side by side are given as a slice, since indexing with a slice does not copy x.
     """
-    groups: list[Group] = []
+    groups: list[SlotRows] = []
     for slot, ranges in ranges_of(slots, query_start):
         first, last = ranges[0].start, ranges[-1].stop
         if last - first == sum(map(len, ranges)):
-            groups.append((slot, slice(first, last)))
+            groups.append(SlotRows(slot, slice(first, last)))
         else:
-            groups.append((slot, torch.tensor(list(chain(*ranges)))))
+            groups.append(SlotRows(slot, torch.tensor(list(chain(*ranges)))))
     return groups
 
 
-def add_grouped(y: Tensor, x: Tensor, down: Tensor, up: Tensor, groups: Sequence[Group]) -> Tensor:
+def add_grouped(y: Tensor, x: Tensor, down: Tensor, up: Tensor, groups: Sequence[SlotRows]) -> Tensor:
     """y[T, out] += x[T, in] · down[slot] · up[slot] for the rows of each group, in place; returns y.
 
     down[max_loras, in, K], up[max_loras, K, out]. Two thin products are computed, and never the matrix

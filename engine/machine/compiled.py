@@ -53,8 +53,9 @@ def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, s
                 return ctypes.CDLL(str(library)), ""
         return _compile(source, command, folder, name), ""
     except subprocess.CalledProcessError as error:
-        errors = [line for line in error.stderr.splitlines() if "error" in line]
-        return None, errors[0] if errors else f"{command[0]} exited with {error.returncode}"
+        reasons = [line for line in error.stderr.splitlines() if "error" in line]
+        reasons.append(f"{command[0]} exited with {error.returncode}")
+        return None, reasons[0]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return None, str(error)
 

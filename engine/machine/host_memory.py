@@ -56,10 +56,10 @@ def _left_in_container(folder: Path, limit: str, used: str, droppable: tuple[str
         return None
     try:
         fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        kept = int((folder / used).read_text()) - sum(int(fields[name]) for name in droppable)
+        num_used = int((folder / used).read_text()) - sum(int(fields[name]) for name in droppable)
     except (OSError, KeyError, ValueError):
-        kept = 0
-    return max(0, max_bytes - kept)
+        num_used = 0
+    return max(0, max_bytes - num_used)
 
 
 def _bytes(pages: str) -> int | None:

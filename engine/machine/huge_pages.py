@@ -24,17 +24,17 @@ def huge_pages() -> Iterator[None]:
 
     Linux moves as much as it can. Memory that cannot be moved stays on small pages.
     """
-    before = _writable_regions()
+    old_regions = _writable_regions()
     yield
-    for start, end in new_regions(_writable_regions(), before):
+    for start, end in new_regions(_writable_regions(), old_regions):
         if end - start >= HUGE_PAGE:  # madvise's result is not read: if it fails, nothing has changed
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
-def new_regions(regions: Iterable[Region], before: list[Region]) -> Iterator[Region]:
-    """The pieces of `regions` that no region of `before` covers. Both lists are sorted by address."""
+def new_regions(regions: Iterable[Region], old_regions: list[Region]) -> Iterator[Region]:
+    """The pieces of `regions` that none of `old_regions` covers. Both lists are sorted by address."""
     for start, end in regions:
-        for old_start, old_end in before:
+        for old_start, old_end in old_regions:
             if old_start < end and start < old_end:
                 if start < old_start:
                     yield start, old_start

@@ -53,12 +53,9 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
         raise CheckpointError(f"{folder}: {error.strerror}") from None
     is_path = isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
     if is_path:  # `name` cannot be a hub id, which is "owner/name"
-        at = (
-            f"{name} is a file: give the folder that it is in"
-            if folder.is_file()
-            else f"no model folder at {name}"
-        )
-        raise CheckpointError(at)
+        if folder.is_file():
+            raise CheckpointError(f"{name} is a file: give the folder that it is in")
+        raise CheckpointError(f"no model folder at {name}")
     return _from_hub(str(name), weights)
 
 

@@ -140,6 +140,6 @@ def eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
     if ids is None:
         return ()
     as_list = ids if isinstance(ids, list) else [ids]
-    if not all(type(id) is int for id in as_list):
+    if not all(type(token_id) is int for token_id in as_list):
         raise CheckpointError(f"{path}: eos_token_id={ids!r}: a token id or a list of them is accepted")
     return tuple(as_list)

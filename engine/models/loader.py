@@ -24,9 +24,9 @@ from engine.models.weights import Filler, Place, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-CODES = "quantization_config"  # the entry of config.json that a quantized checkpoint has: it holds codes
-# model = restore(model on the meta device, the entry CODES of config.json, tensors, folder, device): fills
-# the model with the codes of a quantized checkpoint.
+QUANTIZATION = "quantization_config"  # the entry of config.json that only a quantized checkpoint has
+# model = restore(model on the meta device, the entry QUANTIZATION of config.json, tensors, folder, device):
+# fills the model with the codes of a quantized checkpoint.
 RestoreQuantized = Callable[[LanguageModel, dict, Iterable[NamedTensor], Path, torch.device], LanguageModel]
 
 
@@ -79,10 +79,10 @@ def load_model(
         config = sharding.config(config)
     weight_dtype = _torch_dtype(dtype, config, device)
     if load_format == "dummy":
-        model = _make_with_noise(folder, config, weight_dtype, device)
+        model = _load_dummy(folder, config, weight_dtype, device)
     else:
         tensors = list(read_tensors(folder, load_format))
-        if config.raw.get(CODES) is None:
+        if config.raw.get(QUANTIZATION) is None:
             model = _load_weights(folder, config, weight_dtype, device, tensors, sharding)
         elif sharding is None:
             model = _load_codes(folder, config, weight_dtype, device, tensors, restore_quantized)
@@ -95,18 +95,16 @@ def load_model(
     return model if transform is None else transform(model)
 
 
-def _make_with_noise(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> LanguageModel:
+def _load_dummy(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
-    if config.raw.get(CODES) is not None:
+    if config.raw.get(QUANTIZATION) is not None:
         raise ValueError(
             "load_format='dummy': this checkpoint is quantized; take a plain one, whose random weights can "
             "be quantized"
         )
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     model = _build(folder, config, dtype, device)
-    _fill_with_noise(model)
+    _fill_at_random(model)
     return model
 
 
@@ -127,8 +125,8 @@ def _load_weights(
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     if config.model_impl != OURS:  # the library transformers puts its tensors into their places itself
-        part = sharding.shard if sharding else None
-        return family.load_weights(folder, config, dtype, device, tensors, part)
+        shard_tensor = sharding.shard if sharding else None
+        return family.load_weights(folder, config, dtype, device, tensors, shard_tensor)
     places = family.places(config)
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
@@ -138,19 +136,19 @@ def _load_weights(
             return tensor
         return sharding.shard(tensor, places[name], skeleton.shape(name))
 
-    needed_tensors: list[tuple[str, str, Tensor]] = []  # (file, name without PREFIX, tensor)
+    needed_tensors: list[NamedTensor] = []  # with names without PREFIX
     for file, full_name, tensor in tensors:
         name = full_name.removeprefix(family.PREFIX)
         is_redundant = name not in places and re.fullmatch(family.REDUNDANT, name)
         if not is_redundant:
             skeleton.target(str(file), name, shard(name, tensor.to("meta")))  # raises if it does not fit
-            needed_tensors.append((str(file), name, tensor))
+            needed_tensors.append(NamedTensor(file, name, tensor))
     skeleton.finish(str(folder))
     # 2. Allocate the model, and copy the weights.
     model = _build(folder, config, dtype, device)
     filler = Filler(model, places)
-    for file_name, name, tensor in needed_tensors:
-        filler.fill(file_name, name, shard(name, tensor))
+    for file, name, tensor in needed_tensors:
+        filler.fill(str(file), name, shard(name, tensor))
     return model
 
 
@@ -174,14 +172,14 @@ def _load_codes(
     _refuse_missing_layers(folder, config, tensors)
     if restore is None:
         raise CheckpointError(
-            f"{folder / 'config.json'}: has a {CODES!r}: to read it, hand `restore` of Part 17's "
+            f"{folder / 'config.json'}: has a {QUANTIZATION!r}: to read it, hand `restore` of Part 17's "
             "engine.quantization.checkpoint to load_model as restore_quantized="
         )
     fewest_bytes = _num_weights(folder, config) // 2  # a weight takes at least four bits
     num_bytes = max(fewest_bytes, sum(tensor.nbytes for _, _, tensor in tensors))
     _refuse_too_large(folder, config, num_bytes, device)
     skeleton = architecture(config.model_type, config.model_impl).Model(config, device="meta", dtype=dtype)
-    return restore(skeleton, config.raw[CODES], _check_finite(tensors), folder, device)
+    return restore(skeleton, config.raw[QUANTIZATION], _check_finite(tensors), folder, device)
 
 
 def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[NamedTensor]) -> None:
@@ -251,7 +249,7 @@ def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
     """
     for file, name, tensor in tensors:
         refuse_not_finite(str(file), name, tensor)
-        yield file, name, tensor
+        yield NamedTensor(file, name, tensor)
 
 
 def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -261,12 +259,14 @@ def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.de
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: accepted are {', '.join(DTYPES)}")
     if dtype == "auto":
-        dtype = "float32" if device.type == "cpu" else config.dtype or "float32"
+        dtype = config.dtype or "float32"
+        if device.type == "cpu":
+            dtype = "float32"
     return getattr(torch, dtype)
 
 
 @torch.no_grad()
-def _fill_with_noise(model: nn.Module) -> None:
+def _fill_at_random(model: nn.Module) -> None:
     """Fill the model as before its training: small random weights, biases of 0, and norm gains of 1."""
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     for name, parameter in model.named_parameters():

@@ -47,13 +47,13 @@ class StepContext:
         self.windows = windows  # [L]: how many tokens a layer sees; None: all
 
 
-def attach(decoder: nn.Module, step: Any) -> None:
-    """Give `step` to every module of `decoder` that knows its layer's number, as its attribute `ruvon_step`.
-    It is a StepContext for `attention`, or the survey's list of calls for `survey_attention`.
+def attach(decoder: nn.Module, context: Any) -> None:
+    """Give every module of `decoder` that knows its layer's number the attribute `ruvon_context`: a
+    StepContext for `attention`, or the survey's list of calls for `survey_attention`.
     """
     for module in decoder.modules():
         if hasattr(module, "layer_idx"):
-            module.ruvon_step = step
+            module.ruvon_context = context
 
 
 def attention(
@@ -65,7 +65,7 @@ def attention(
     Values that are smaller than keys (DeepSeek's) are padded with zeros, since keys and values have one size
     in our caches. Raises ValueError, which names the argument, for an argument that is not supported.
     """
-    context: StepContext = module.ruvon_step
+    context: StepContext = module.ruvon_context
     layer = module.layer_idx
     assert context.attend is not None, "a layer attends outside of a step"
     Dh, Dv = query.shape[-1], value.shape[-1]

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engine.models.checkpoint import CheckpointError
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
 from engine.models.transformers_survey import first_line, survey_attention, survey_mask
+from engine.models.weight_files import NamedTensor
 
 # Entries of config.json that would name code to run, kernels to download, or outputs that are not used here.
 IGNORED = (
@@ -110,9 +111,9 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
     return causal_lm.eval().requires_grad_(False)
 
 
-def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]], folder: Path) -> Any:
-    """The library's model on the CPU, filled with the checkpoint's `tensors`: (file, name, tensor) each. The
-    library renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
+def fill(config: Any, dtype: torch.dtype, tensors: list[NamedTensor], folder: Path) -> Any:
+    """The library's model on the CPU, filled with the `tensors` of the checkpoint in `folder`. The library
+    renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
     """

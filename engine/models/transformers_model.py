@@ -24,13 +24,14 @@ from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
 from engine.models.transformers_modules import CurrentHead, FlatLinear, PassThrough, replace_module
 from engine.models.transformers_ranks import (
-    Part,
+    ShardTensor,
     build_part,
-    cut,
+    keep_part,
     linear_name,
     plan_entries,
     refuse_undivided,
 )
+from engine.models.weight_files import NamedTensor
 from engine.models.weights import Place, refuse_not_finite
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
@@ -247,18 +248,18 @@ def load_weights(
     config: TransformersConfig,
     dtype: torch.dtype,
     device: torch.device,
-    tensors: list[tuple[Path, str, Tensor]],
-    part: Part | None = None,
+    tensors: list[NamedTensor],
+    shard: ShardTensor | None = None,
 ) -> Model:
-    """The model, filled with the `tensors` of a checkpoint, (file, name, tensor) each, and tried once. With
-    `part`, one rank's part of it.
+    """The model, filled with the `tensors` of a checkpoint, and tried once. With `shard`, one rank's part of
+    it.
 
     Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, or holds
     a number that is not finite. Also raises CheckpointError if sequences in one step change each other.
     """
     causal_lm = fill(library_config(config.raw), dtype, tensors, folder)
-    if part is not None:
-        cut(causal_lm, config.ranks, part)
+    if shard is not None:
+        keep_part(causal_lm, config.ranks, shard)
     for parameter in causal_lm.parameters():  # a copy, since it may be a view of the file, mapped into memory
         parameter.data = parameter.data.clone()
     causal_lm = causal_lm.to(device)

@@ -23,8 +23,8 @@ COLWISE, ROWWISE = "colwise", "rowwise"  # the library's names in its plans
 WHOLE = "replicated_with_grad_allreduce"  # every rank has all of it: the entry is about gradients alone
 
 
-class Part(Protocol):
-    """What of a tensor goes to one rank (`Sharding.shard` in loader.py)."""
+class ShardTensor(Protocol):
+    """`Sharding.shard` of loader.py, or a stand-in: one rank's part of a tensor."""
 
     def __call__(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -67,7 +67,7 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
     if any(number % size for number in (*heads, config.intermediate_size)):
         return  # the caller names what is not divided
     try:
-        cut(causal_lm, size, _empty)
+        keep_part(causal_lm, size, _empty)
         call, *_ = transformers_survey.survey(body, config.num_layers)
     except CheckpointError as error:
         raise CheckpointError(f"{subject}, and in {size} parts it does not run: {error}") from None
@@ -100,19 +100,19 @@ def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: tor
         return build(hf_config, device, dtype)
     # The device need not hold the whole model. On the host, memory that nobody writes to is not taken.
     causal_lm = build(hf_config, "meta" if torch.device(device).type == "meta" else "cpu", dtype)
-    cut(causal_lm, size, _empty)
+    keep_part(causal_lm, size, _empty)
     return causal_lm.to(device)
 
 
 def _empty(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
-    """The `Part` of a model without values in its weights."""
+    """The `ShardTensor` of a model without values in its weights."""
     return tensor.new_empty(shape)
 
 
 @torch.no_grad()
-def cut(causal_lm: Any, size: int, part: Part) -> None:
-    """Leave one of `size` ranks' parts of the library's model, in place: `part` of each planned layer. Raises
-    CheckpointError if `size` does not divide a layer.
+def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
+    """Leave one of `size` ranks' parts of the library's model, in place: `shard` cuts the tensors of each
+    planned layer. Raises CheckpointError if `size` does not divide a layer.
     """
     body = decoder_of(causal_lm)
     for name, entry in plan_entries(causal_lm.config, body).items():
@@ -130,5 +130,5 @@ def cut(causal_lm: Any, size: int, part: Part) -> None:
         shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
         for kind, tensor in list(linear.named_parameters()):
             place = Place(f"body.{name}.{linear_name(entry)}.{kind}")
-            shard = part(tensor.detach(), place, shapes[kind])
-            linear.register_parameter(kind, nn.Parameter(shard, requires_grad=False))
+            tensor_part = shard(tensor.detach(), place, shapes[kind])
+            linear.register_parameter(kind, nn.Parameter(tensor_part, requires_grad=False))

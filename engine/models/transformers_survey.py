@@ -164,7 +164,7 @@ def survey_attention(
         extras = extras_of(options, Dh, window)
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}") from None
-    calls = module.ruvon_step  # `survey` attached its list
+    calls = module.ruvon_context  # `survey` attached its list
     calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 

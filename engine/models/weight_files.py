@@ -9,6 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from engine.models.checkpoint import CheckpointError, read_json
 
-NamedTensor = tuple[Path, str, Tensor]  # (file, the tensor's name in the file, the tensor)
+
+class NamedTensor(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    file: Path  # in which it is
+    name: str  # its name in the file
+    tensor: Tensor
 
 
 def read_tensors(folder: Path, file_format: str) -> Iterator[NamedTensor]:
@@ -31,8 +38,8 @@ def read_tensors(folder: Path, file_format: str) -> Iterator[NamedTensor]:
         "safetensors": ("model.safetensors", _read_safetensors),
         "pt": ("pytorch_model.bin", _read_pickle),
     }
-    wanted = list(formats.values()) if file_format == "auto" else [formats[file_format]]
-    for file_name, read in wanted:
+    candidates = list(formats.values()) if file_format == "auto" else [formats[file_format]]
+    for file_name, read in candidates:
         files = _files_of(folder, file_name)
         for file, names in files.items():
             _refuse_unreadable(file)
@@ -40,7 +47,7 @@ def read_tensors(folder: Path, file_format: str) -> Iterator[NamedTensor]:
         if files:
             return
     raise CheckpointError(
-        f"{folder}: no weights; looked for {', '.join(name for name, _ in wanted)}, whole or sharded"
+        f"{folder}: no weights; looked for {', '.join(name for name, _ in candidates)}, whole or sharded"
     )
 
 
@@ -102,7 +109,7 @@ def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTens
         with safe_open(file, framework="pt") as tensors:
             _refuse_missing(file, names, tensors.keys())
             for name in tensors.keys():  # noqa: SIM118  # `tensors` is an open file, and cannot be iterated
-                yield file, name, tensors.get_tensor(name)
+                yield NamedTensor(file, name, tensors.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
 
@@ -120,7 +127,7 @@ def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
         raise CheckpointError(f"{file}: holds {type(tensors).__name__}, not a dictionary of tensors")
     _refuse_missing(file, names, tensors)
     for name, tensor in tensors.items():
-        yield file, name, tensor
+        yield NamedTensor(file, name, tensor)
 
 
 def _refuse_missing(file: Path, names: list[str] | None, in_file: Iterable[str]) -> None:

@@ -222,7 +222,7 @@ def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
             "rank": score.rank,
             "decoded_token": score.decoded_token,
         }
-        for token_id, score in scores.first(n).items()
+        for token_id, score in scores.to_dict(n).items()
     }
 
 

@@ -100,7 +100,7 @@ def structure_of_rest(structure: StructuredOutputsParams, message: str) -> Struc
     Raises RequestError if that is too long.
     """
     try:
-        return structure.behind(message)
+        return structure.continuing(message)
     except StructureError as error:
         why = str(error).removeprefix(f"{ENGINES_NAME}.prefix")
         reason = f"messages: the content that the output continues{why}"

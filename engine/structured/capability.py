@@ -29,7 +29,7 @@ class StructuredOutput:
         """`eos_ids` are the tokens that end an output."""
         self.compiler, self._eos_ids = compiler, tuple(eos_ids)
 
-    def work_before(self, params: SamplingParams) -> Work | None:
+    def slow_work(self, params: SamplingParams) -> Work | None:
         """The work that compiles a request's constraint; None if there is none, or if it is compiled."""
         structure = params.structured_outputs
         return self.work_to_compile(structure) if isinstance(structure, StructuredOutputsParams) else None

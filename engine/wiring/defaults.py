@@ -15,6 +15,8 @@ import torch
 from engine.wiring.compose_cache import Sizes
 from engine.wiring.engine_args import EngineArgs
 
+GPU_SEQS, CPU_SEQS = 256, 16  # the defaults of max_num_seqs, with and without a GPU
+
 
 def with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
     """The options with this machine's defaults filled in, and the sizes. `Sizes.max_model_len` is 0 if that
@@ -35,7 +37,7 @@ def with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
         async_scheduling = on_gpu
     max_num_seqs, max_num_batched_tokens = args.max_num_seqs, args.max_num_batched_tokens
     if max_num_seqs is None:  # at most max_num_batched_tokens: each sequence needs a token in every step
-        max_num_seqs = min(256 if on_gpu else 16, max_num_batched_tokens or sys.maxsize)
+        max_num_seqs = min(GPU_SEQS if on_gpu else CPU_SEQS, max_num_batched_tokens or sys.maxsize)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
     args = replace(

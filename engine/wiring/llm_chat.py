@@ -67,7 +67,7 @@ def params_for_rest(params: SamplingParams | None, beginning: str) -> SamplingPa
     if params is None or params.structured_outputs is None:
         return params
     try:
-        structure = params.structured_outputs.behind(beginning)
+        structure = params.structured_outputs.continuing(beginning)
     except StructureError as error:
         raise ParameterError("messages", f"messages: the content that is to be continued: {error}") from None
     return dataclasses.replace(params, structured_outputs=structure)

@@ -15,7 +15,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.execution.recording import RecordedExecutor
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
-from engine.models.loader import CODES
+from engine.models.loader import QUANTIZATION
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
 from engine.parallel.launch import RankLost, Workers
@@ -106,7 +106,7 @@ def _refuse_indivisible(args: EngineArgs) -> None:
     option = f"tensor_parallel_size={size}"
     config = ModelConfig.from_pretrained(args.model, args.model_impl)
     part = divide(config, size)
-    if CODES in config.raw:
+    if QUANTIZATION in config.raw:
         raise CheckpointError(
             f"{args.model}: this checkpoint is quantized, and is loaded on one device only; a plain "
             f"checkpoint can be quantized with {option}"

@@ -103,7 +103,7 @@ def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_token
         num_swap_blocks = memory.num_swap_blocks
     return Bounds(
         vocab_size=devices.config.vocab_size,
-        positions=max_positions,
+        max_positions=max_positions,
         num_blocks=num_blocks,
         block_size=block_size,
         num_swap_blocks=num_swap_blocks,

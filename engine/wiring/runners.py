@@ -50,7 +50,7 @@ def make_runner(
         eager = EagerWay(model, memory, upload=last_tokens.upload)
         return ModelRunner([eager], memory, last_tokens=last_tokens)
     from engine.execution.graphs import GraphWay  # imported here because triton is optional
-    from engine.execution.steps import steps, verifying_steps
+    from engine.execution.steps import fastest_steps, verifying_steps
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MAX_NEW_TOKENS
@@ -62,7 +62,7 @@ def make_runner(
         step_of = make_steps(model, memory, max_rows, sum_parts)
         return decode_graphs(step_of, last_tokens, memory, sizes, V, max_rows, in_flight)
 
-    ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
+    ways: list[Way] = [GraphWay(graphs(fastest_steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MAX_NEW_TOKENS))

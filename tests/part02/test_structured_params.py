@@ -74,8 +74,8 @@ def test_a_beginning_is_a_text_beside_any_constraint():
     for field in ONE:
         params = StructuredOutputsParams(**{field: ONE[field]}, prefix="a")
         assert repr(params) == f"StructuredOutputsParams({field}={ONE[field]!r}, prefix='a')"
-        assert params == StructuredOutputsParams(**{field: ONE[field]}).behind("a")
-        assert params.behind("") == StructuredOutputsParams(**{field: ONE[field]}), "no beginning at all"
+        assert params == StructuredOutputsParams(**{field: ONE[field]}).continuing("a")
+        assert params.continuing("") == StructuredOutputsParams(**{field: ONE[field]}), "no beginning at all"
     for wrong, says in (
         ("", "at least one character"), (5, "a text of"), ("a" * 70_000, "70000 characters; at most 65536"),
         ("\ud800", "a lone surrogate"),

@@ -120,7 +120,7 @@ def test_work_of_a_request_is_done_before_its_samples_are_made_and_only_where_th
     class Preparation:
         """Has work for requests with a seed."""
 
-        def work_before(self, params: SamplingParams) -> Work | None:
+        def slow_work(self, params: SamplingParams) -> Work | None:
             return None if params.seed is None else Work("seeds", lambda: told.append("work"))
 
         def prepare(self, samples) -> None:

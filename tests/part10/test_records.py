@@ -65,7 +65,7 @@ def test_equals_among_the_likeliest_share_a_rank():
 def test_the_first_of_them_in_one_pass_are_what_they_are_one_by_one(own):
     for n in range(6):
         ids = dict.fromkeys([own.token_id, *(id for id, _ in own.top(n))])
-        assert own.first(n) == {id: own[id] for id in ids}
+        assert own.to_dict(n) == {id: own[id] for id in ids}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN
 from engine.decoding.sampling_state import SamplingState
-from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, ladder, steps
+from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, fastest_steps, ladder
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner, choose
 from engine.kernels.many_rows import ManyRows
@@ -100,7 +100,9 @@ class Told:
 
 def graph_way(model, memory: PageMemory, last: LastTokens) -> GraphWay:
     rows, width = len(last.chosen), -(-MAX_LEN // P)
-    return GraphWay(DecodeGraphs(steps(model, memory, rows), last, VOCAB, rows, width, capture=False), VOCAB)
+    return GraphWay(
+        DecodeGraphs(fastest_steps(model, memory, rows), last, VOCAB, rows, width, capture=False), VOCAB
+    )
 
 
 def way_of(told: Told, max_rows: int = 5) -> GraphWay:
@@ -127,7 +129,7 @@ def test_every_step_gives_the_logits_of_the_models_forward_pass(model, wide_tile
 
 
 def test_a_model_is_run_by_the_fastest_way_that_fits_it(model):
-    make = steps(model, Told(model, {"a": 1}).memory, max_rows=4)
+    make = fastest_steps(model, Told(model, {"a": 1}).memory, max_rows=4)
     fits = model.config.activation == "gelu_new" and model.config.head_dim == 16
     assert [type(make(rows)) for rows in (1, 2, 4)] == (
         [SingleRow, ManyRows, ManyRows] if fits else [ModelStep] * 3

@@ -9,7 +9,7 @@ from engine.cache.memory import PageMemory
 from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.execution.graphs import DecodeGraphs, GraphWay, steps
+from engine.execution.graphs import DecodeGraphs, GraphWay, fastest_steps
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
@@ -69,7 +69,9 @@ def engine_of(tokenizer, model, how: str) -> LLMEngine:
     ways = [EagerWay(model, memory, gpt2_prompt_forward(model), last.upload)]
     if how != "ahead":
         V, width = model.config.vocab_size, MAX_LEN // memory.block_size
-        graphs = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, capture=how == "captured")
+        graphs = DecodeGraphs(
+            fastest_steps(model, memory, ROWS), last, V, ROWS, width, capture=how == "captured"
+        )
         assert sorted(graphs._graphs) == ([1, 2, 4, 8, 9] if how == "captured" else [])
         ways.insert(0, GraphWay(graphs, V))
     runner = ModelRunner(ways, memory, last_tokens=last)

@@ -22,7 +22,7 @@ def test_poisson_arrivals_keep_the_rate_and_know_nothing_of_each_other():
     assert jobs == poisson_jobs(5, 2000, (8, 32), (16, 64), Random(1)), "the same seed, the same jobs"
     assert jobs != poisson_jobs(5, 2000, (8, 32), (16, 64), Random(2))
     assert len(jobs) == pytest.approx(10_000, rel=0.03)
-    gaps = [b.at - a.at for a, b in pairwise(jobs)]
+    gaps = [b.offset - a.offset for a, b in pairwise(jobs)]
     assert min(gaps) > 0
     # Of exponential gaps, half are below ln 2 of the mean, and 5% above 3 times the mean.
     assert sum(gap < math.log(2) / 5 for gap in gaps) / len(gaps) == pytest.approx(0.5, abs=0.015)
@@ -48,13 +48,13 @@ def test_a_trace_keeps_its_bursts_and_its_proportions_and_fits_the_context(tmp_p
     file = tmp_path / "trace.csv"
     file.write_text(HEAD + ROWS)
     trace = jobs_of_trace(file, 1024, math.inf, Random(0))
-    assert (trace.size_factor, trace.speed, trace.cut) == (pytest.approx(960 / 1010), 1.0, 1)
-    assert [job.at for job in trace.jobs] == pytest.approx(range(121))
+    assert (trace.size_factor, trace.speed, trace.num_cut) == (pytest.approx(960 / 1010), 1.0, 1)
+    assert [job.offset for job in trace.jobs] == pytest.approx(range(121))
     sizes = [(len(job.prompt.split()), job.max_tokens) for job in trace.jobs]
     assert sizes[:2] == [(95, 19), (950, 10)]
     assert sizes[-1] == (960 - 855, 855)
     faster = jobs_of_trace(file, 1024, 10, Random(0), rate=4)
-    assert [job.at for job in faster.jobs] == pytest.approx([i / 4 for i in range(40)]), (
+    assert [job.offset for job in faster.jobs] == pytest.approx([i / 4 for i in range(40)]), (
         "the first 10 seconds"
     )
     assert jobs_of_trace(file, 10**6, 1, Random(0)).size_factor == 1, "nothing is made larger"
@@ -82,7 +82,7 @@ def test_a_row_that_is_cut_off_or_out_of_order_is_named(tmp_path, row, says):
 def test_a_trace_of_one_moment_has_no_pace_to_be_changed(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text(HEAD + "2023-11-16 18:15:00,0,0\n" * 3)
-    assert [(job.at, job.max_tokens) for job in jobs_of_trace(file, 1024, 60, Random(0)).jobs] == [
+    assert [(job.offset, job.max_tokens) for job in jobs_of_trace(file, 1024, 60, Random(0)).jobs] == [
         (0.0, 1)
     ] * 3
     with pytest.raises(ValueError, match=r"trace.csv: .* rate=2"):
@@ -93,10 +93,10 @@ def test_the_production_trace_fits_storytellers_context(data):
     """Microsoft's: 19,366 rows in 58 minutes."""
     trace = jobs_of_trace(data / "AzureLLMInferenceTrace_conv.csv", 1024, math.inf, Random(0), rate=2)
     assert len(trace.jobs) == 19_366
-    assert (len(trace.jobs) - 1) / trace.jobs[-1].at == pytest.approx(2)
+    assert (len(trace.jobs) - 1) / trace.jobs[-1].offset == pytest.approx(2)
     totals = [len(job.prompt.split()) + job.max_tokens for job in trace.jobs]
     assert max(totals) <= 960
-    assert trace.cut <= 0.011 * 19_366
+    assert trace.num_cut <= 0.011 * 19_366
     assert min(totals) >= 2
 
 

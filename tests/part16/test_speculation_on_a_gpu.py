@@ -9,7 +9,7 @@ from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.execution.graphs import DecodeGraphs, GraphWay, steps
+from engine.execution.graphs import DecodeGraphs, GraphWay, fastest_steps
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
@@ -61,7 +61,7 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
         return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
     V, width, rows = model.config.vocab_size, -(-longest // memory.block_size), num_rows(ROWS, new, 64)
     options = {"capture": how == "captured", "in_flight": in_flight}
-    plain = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, **options)
+    plain = DecodeGraphs(fastest_steps(model, memory, ROWS), last, V, ROWS, width, **options)
     verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
     assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
     ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new=MAX_NEW_TOKENS)]

@@ -14,7 +14,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling_state import SamplingState
 from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep
-from engine.execution.graphs import steps as plain_steps
+from engine.execution.graphs import fastest_steps as plain_steps
 from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.execution.graphs import DecodeGraphs, ModelStep
 from engine.execution.last_tokens import LastTokens
-from engine.execution.quantized_steps import steps
+from engine.execution.quantized_steps import fastest_steps
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.quantization.single_row import QuantizedSingleRow
@@ -25,7 +25,7 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
     """‖logits - those‖ / ‖those‖, over 40 tokens, each with the one before in its cache."""
     model = load_model("storyteller", "cuda", dtype, transform=lambda m: pack_quantized(quantize(m, method)))
     sides = []
-    for make in (steps, lambda m, memory, rows: lambda _: ModelStep(m, memory.keys, memory.values)):
+    for make in (fastest_steps, lambda m, memory, rows: lambda _: ModelStep(m, memory.keys, memory.values)):
         memory, last = memory_for(model), LastTokens(1, torch.device("cuda", 0))
         graphs = DecodeGraphs(make(model, memory, 1), last, model.config.vocab_size, 1, 8, capture=True)
         numbers = graphs._views(graphs._device_numbers, 1)
@@ -39,6 +39,6 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
             replay()
             found.append(logits[0, : model.config.vocab_size].float().clone())
         sides.append(torch.stack(found))
-    assert isinstance(steps(model, memory, 1)(1), QuantizedSingleRow)
+    assert isinstance(fastest_steps(model, memory, 1)(1), QuantizedSingleRow)
     got, want = sides
     assert float((got - want).norm() / want.norm()) < error

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.attention.paged import Gathered, Pages
 from engine.cache.memory import PageMemory
 from engine.execution.graphs import ModelStep
-from engine.execution.quantized_steps import steps
+from engine.execution.quantized_steps import fastest_steps
 from engine.kernels.single_row import SingleRow
 from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
@@ -68,20 +68,22 @@ def memory_for(model) -> PageMemory:
 @pytest.mark.parametrize("how", METHODS.values(), ids=METHODS)
 def test_one_row_of_a_quantized_gpt2_goes_through_the_chain_and_more_do_not(folder, how):
     model = quantized(folder, *how)
-    make = steps(model, memory_for(model), 3)
+    make = fastest_steps(model, memory_for(model), 3)
     assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)
 
 
 def test_other_models_are_left_to_part_13(folder):
     plain = load_model(folder, DEVICE, "float32")
-    assert isinstance(steps(plain, memory_for(plain), 3)(1), SingleRow)
+    assert isinstance(fastest_steps(plain, memory_for(plain), 3)(1), SingleRow)
     gone = quantized(folder, "int8")
     gone.blocks[0].mlp.up.packed_bytes = 1  # a CPU's kernel has a layout of its own
-    assert isinstance(steps(gone, memory_for(gone), 3)(1), ModelStep), "there are no codes to read"
+    assert isinstance(fastest_steps(gone, memory_for(gone), 3)(1), ModelStep), "there are no codes to read"
     wrapped = quantized(folder, "int8")
     wrapped.blocks[0].mlp.down = nn.Identity()
-    assert isinstance(steps(wrapped, memory_for(wrapped), 3)(1), ModelStep), "another kind of layer"
+    assert isinstance(fastest_steps(wrapped, memory_for(wrapped), 3)(1), ModelStep), "another kind of layer"
     if DEVICE == "cpu":
         dynamic = quantized(folder, "int8_dynamic")
-        assert isinstance(steps(dynamic, memory_for(dynamic), 3)(1), ModelStep), "activations are codes, too"
+        assert isinstance(fastest_steps(dynamic, memory_for(dynamic), 3)(1), ModelStep), (
+            "activations are codes, too"
+        )

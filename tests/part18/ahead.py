@@ -31,9 +31,9 @@ def composed_ahead(base, max_loras: int = 2, seats: int = 4, blocks: int = 60, g
     memory, last = PageMemory(model.config, blocks, P), LastTokens(seats, torch.device("cpu"))
     ways: list[Way] = [EagerWay(model, memory, upload=last.upload)]
     if graphs:
-        from engine.execution.graphs import DecodeGraphs, GraphWay, steps
+        from engine.execution.graphs import DecodeGraphs, GraphWay, fastest_steps
 
-        step, width = steps(model, memory, seats), -(-model.config.max_positions // P)
+        step, width = fastest_steps(model, memory, seats), -(-model.config.max_positions // P)
         decode = DecodeGraphs(step, last, model.config.vocab_size, seats, width, capture=False)
         ways.insert(0, GraphWay(decode, model.config.vocab_size))
     scheduler = ContinuousScheduler(memory.plan(), seats, MAX_TOKENS, adapter_slots=slots)

@@ -136,11 +136,11 @@ def test_decode_steps_over_fixed_buffers_give_the_tokens_of_plain_steps(base, ad
 
 def test_a_wrapped_model_is_not_run_by_kernels_that_read_weights_themselves(base):
     """They would pass the wrappers by."""
-    from engine.execution.graphs import ModelStep, steps
+    from engine.execution.graphs import ModelStep, fastest_steps
 
     engine, _ = composed_ahead(base, graphs=True)
     eager = engine.executor.ways[-1]
-    assert isinstance(steps(eager.model, eager.memory, 2)(1), ModelStep)
+    assert isinstance(fastest_steps(eager.model, eager.memory, 2)(1), ModelStep)
 
 
 def test_x_may_be_a_slice_and_the_middle_grows_with_the_rank():

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from benchmarks.part20_models import random_model
 from engine.cache.memory import PageMemory
 from engine.execution.graphs import ModelStep
-from engine.execution.steps import steps
+from engine.execution.steps import fastest_steps
 from engine.kernels import llama_attend
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows
@@ -108,7 +108,7 @@ def memory_for(model) -> PageMemory:
 
 
 def test_it_is_taken_for_models_that_it_knows(model):
-    make = steps(model, memory_for(model), 3)
+    make = fastest_steps(model, memory_for(model), 3)
     assert isinstance(make(1), LlamaRow if LlamaRow.fits(model) else LlamaRows)
     assert isinstance(make(3), LlamaRows)
     assert make(3) is make(2), "one set of buffers for all sizes"
@@ -118,7 +118,7 @@ def test_it_is_taken_for_models_that_it_knows(model):
 def test_other_models_run_their_own_forward_pass(name, tmp_path):
     model = made(*OTHERS[name], tmp_path)
     assert not LlamaRows.fits(model)
-    assert isinstance(steps(model, memory_for(model), 3)(2), ModelStep)
+    assert isinstance(fastest_steps(model, memory_for(model), 3)(2), ModelStep)
 
 
 @pytest.mark.parametrize("replaced", ["blocks.0.mlp.down", "blocks.0.attention.qkv", "head"])
@@ -133,6 +133,6 @@ def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
 def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     folder = save(random_gpt2(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2), tmp_path)
     model = load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, "int8"))
-    make = steps(model, memory_for(model), 3)
+    make = fastest_steps(model, memory_for(model), 3)
     assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)

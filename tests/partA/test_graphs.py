@@ -17,7 +17,7 @@ from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.cache.memory import PageMemory
 from engine.execution.graphs import GraphWay
-from engine.execution.steps import steps, verifying_steps
+from engine.execution.steps import fastest_steps, verifying_steps
 from engine.kernels.llama_prompts import LlamaPrompts
 from engine.kernels.llama_rows import LlamaRows
 from engine.kernels.single_row import SingleRow
@@ -115,7 +115,7 @@ def models(request, tmp_path):
     return whole, parts
 
 
-@pytest.mark.parametrize("make", [steps, verifying_steps])
+@pytest.mark.parametrize("make", [fastest_steps, verifying_steps])
 def test_the_kernels_of_a_decode_step_sum_behind_both_layers(models, make):
     """Logits are rank 0's alone; each rank stores the keys of its own head."""
     whole, parts = models

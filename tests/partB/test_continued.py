@@ -95,9 +95,9 @@ def test_a_beginning_that_no_output_has_is_refused_with_the_place(backend):
 def test_what_is_behind_a_beginning_is_kept_beside_the_whole():
     of, whole = compiler(), StructuredOutputsParams(choice=["noon"])
     first = of.compile(whole)
-    assert not of.knows(of.key(whole.behind("no"))), "it is to be read"
-    begun = of.compile(whole.behind("no"))
-    assert of.compile(whole.behind("no")) is begun
+    assert not of.knows(of.key(whole.continuing("no"))), "it is to be read"
+    begun = of.compile(whole.continuing("no"))
+    assert of.compile(whole.continuing("no")) is begun
     assert of.compile(whole) is first
     assert fits(first, "noon"), "others begin at the beginning"
     assert fits(begun, "on")

@@ -127,9 +127,7 @@ def test_a_template_may_be_given(llm, monkeypatch):
     knows = "{{ messages[0]['name'] }}{{ eos_token }}"
     (answer,) = llm.chat([QUESTION[0] | {"name": "Ann"}], GREEDY, chat_template=knows)
     assert answer.prompt == "Ann<|endoftext|>", "it is given all of a message, and the model's special tokens"
-    monkeypatch.setattr(
-        ChatTemplate, "from_pretrained", lambda name, given=None: given and ChatTemplate(given)
-    )
+    monkeypatch.setattr(ChatTemplate, "from_pretrained", lambda name, text=None: text and ChatTemplate(text))
     with pytest.raises(ParameterError, match="no chat template"):
         llm.chat(QUESTION, GREEDY)
     assert llm.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished

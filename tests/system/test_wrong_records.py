@@ -40,7 +40,7 @@ def test_a_row_behind_the_last_token_is_refused_though_no_sequence_counts_it(rec
     ("name", "says"),
     [
         ("vocab_size", "token_ids"),
-        ("positions", "context_lens"),
+        ("max_positions", "context_lens"),
         ("num_blocks", "tables"),
         ("num_seqs", "sequences"),
         ("num_tokens", "tokens"),
