@@ -138,7 +138,7 @@ def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor,
         return packed
     packed_bytes = packed.packed_bytes
     if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
-        packed_bytes = _bytes(nibbles, scale, low)
+        packed_bytes = _num_bytes(nibbles, scale, low)
     return Packed(lambda x: packed.product(F.pad(x, (0, padded_K - K))), packed_bytes)
 
 
@@ -180,7 +180,7 @@ def _aten_by_groups(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, g
     def product(x: Tensor) -> Tensor:
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scale_and_zero).add_(bias)
 
-    return Packed(product, _bytes(weight, scale_and_zero))
+    return Packed(product, _num_bytes(weight, scale_and_zero))
 
 
 def _join(columns: list[Tensor]) -> Tensor:
@@ -193,7 +193,8 @@ def _largest(x: Tensor) -> Tensor:
     return x.abs().amax(1, keepdim=True).float().clamp_(min=MIN_LARGEST)
 
 
-def _bytes(*tensors: Tensor) -> int:
+def _num_bytes(*tensors: Tensor) -> int:
+    """The bytes of the tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -1,8 +1,8 @@
 """The product of int8 by int8 in C, for processors with the instruction VNNI. Part 17.
 
-Promises what fbgemm.py promises. One call of the C code does the whole product: a row of x becomes codes, the
-codes are multiplied in whole numbers, and the sums get both scales and the bias. `digits=2` gives each number
-of x a second digit (`_two_digits` of cpu.py explains the digits).
+A row's result does not depend on other rows, as with fbgemm.py. One call of the C code does the whole
+product: a row of x becomes codes, the codes are multiplied in whole numbers, and the sums get both scales and
+the bias. `digits=2` gives each number of x a second digit (`_two_digits` of cpu.py explains the digits).
 """
 
 import ctypes

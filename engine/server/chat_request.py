@@ -41,9 +41,9 @@ from engine.server.structured_fields import structure_of_rest
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
 NoFunctions = Annotated[None, neutral([], otherwise="is the old name of tools: null or [] is accepted")]
-NoOldCall = Annotated[
+NoCallOfMessage = Annotated[
     None, neutral([], otherwise="is the old name of tool_calls: null or [] is accepted")
-]  # in a message
+]
 NoFunctionCall = Annotated[
     None,
     neutral("none", "auto", otherwise='is the old name of tool_choice: null, "none" or "auto" is accepted'),
@@ -108,7 +108,7 @@ class Message(Fields):
     refusal: Absent = None
     annotations: Absent = None
     audio: Absent = None
-    function_call: NoOldCall = None
+    function_call: NoCallOfMessage = None
 
     @model_validator(mode="after")
     def _fields_fit_role(self) -> Self:
