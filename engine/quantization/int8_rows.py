@@ -60,7 +60,7 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     operands = weights, zero_point_sums, scale, bias
     pointers = [x.data_ptr() for x in operands]
 
-    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:
+    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:  # [T, K] -> [T, N]
         # `keep_alive` is not read. Its default value keeps the tensors behind `pointers` in memory.
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")

@@ -215,14 +215,15 @@ class ChatRequest(SamplingFields):
 
     def _check_length(self) -> None:
         """Raise RequestError for `max_completion_tokens` below 1, or other than `max_tokens`."""
-        old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new not in (None, old):
+        old_value, value = self.max_tokens, self.max_completion_tokens  # `max_tokens` is the old name
+        if old_value is not None and value not in (None, old_value):
             message = (
-                f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
+                f"max_tokens={old_value} contradicts max_completion_tokens={value}: the one is the other's "
+                "old name"
             )
             raise RequestError(400, message, param="max_completion_tokens")
-        if new is not None and new < 1:
-            message = f"max_completion_tokens={new}: a whole number of at least 1 is accepted"
+        if value is not None and value < 1:
+            message = f"max_completion_tokens={value}: a whole number of at least 1 is accepted"
             raise RequestError(400, message, param="max_completion_tokens")
 
     def _check_logprobs(self) -> None:

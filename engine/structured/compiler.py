@@ -1,8 +1,8 @@
 """Compiles the constraints of requests, and keeps the results for later requests. Extension B.
 
-Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema also the
-keyword and its place. Any thread may compile, and several do at the same time: who serves many clients lets
-one compile after the other (engine/core/one_at_a_time.py).
+Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema that
+llguidance refuses also the place. Any thread may compile, and several do at the same time: who serves many
+clients lets one compile after the other (engine/core/one_at_a_time.py).
 """
 
 import json

@@ -265,6 +265,7 @@ class Trace(Listener):
         self._free_since[row.number - 1] = now
 
     def _write(self, events: list[str]) -> None:
+        """Write events, and end the trace once its file is full."""
         self.file.write(events)
         if self.file.is_full:
             self._end(f"the size bound of {self.file.max_bytes:,} bytes is reached")

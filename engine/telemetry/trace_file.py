@@ -45,6 +45,7 @@ class TraceFile:
 
     @property
     def is_full(self) -> bool:
+        """Whether the events so far have `max_bytes` bytes or more."""
         return self.num_bytes >= self.max_bytes
 
     def write(self, events: list[str]) -> None:

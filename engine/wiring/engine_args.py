@@ -264,9 +264,9 @@ def _check_value(spec: Field, value: Any) -> None:
     may_be_none = type(None) in get_args(spec.type)
     if value is not None or not may_be_none:
         is_count = spec.type in (int, int | None) and spec.name != "seed"
-        if is_count and not (_is_a(value, int) and value >= 1):
+        if is_count and not (_is_number(value, int) and value >= 1):
             raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-        if spec.type in (float, float | None) and not _is_a(value, int | float):
+        if spec.type in (float, float | None) and not _is_number(value, int | float):
             raise ValueError(f"{spec.name}={value!r}: a number is accepted")
     letter = spec.metadata["extension"]
     if letter and value != spec.default and not is_here(letter):
@@ -277,7 +277,7 @@ def _check_value(spec: Field, value: Any) -> None:
         )
 
 
-def _is_a(value: Any, kind: type | UnionType) -> bool:
+def _is_number(value: Any, kind: type | UnionType) -> bool:
     """Whether `value` is a number of this kind. To Python, True and False are numbers, too."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
