@@ -61,7 +61,8 @@ class Workers:
         self._lost_reason: str | None = None  # why no step can be computed any more; None while steps can
         self._on_lost: list[Callable[[RankLost], None]] = []
         self._on_stop: list[Callable[[], None]] = []
-        self._stopping, self._lock = False, threading.Lock()
+        self._is_stopping = False  # whether `stop` was called
+        self._lock = threading.Lock()
         self._is_lost = threading.Event()  # set right after `_lost_reason`
         self._process_id = os.getpid()
         # When this process ends in any way, the system closes its end of this pipe. The other processes see
@@ -88,7 +89,7 @@ class Workers:
         standard error says why.
         """
         for worker in self.workers:
-            while (line := worker.output.readline()) != READY:
+            while (line := worker.output.readline()) != READY:  # skip what a library prints before
                 if not line:
                     how = _exit_text(worker.process.wait())
                     raise RankLost(f"rank {worker.rank} has ended at its start: {how}")
@@ -147,8 +148,9 @@ class Workers:
             return
         atexit.unregister(self.stop)
         with self._lock:
-            is_first, self._stopping = not self._stopping, True
-        if not is_first:
+            was_stopping = self._is_stopping
+            self._is_stopping = True
+        if was_stopping:
             return
         for worker in self.workers:
             if self._lost_reason:  # this rank may wait for a sum that will never come
@@ -175,7 +177,7 @@ class Workers:
     def _watch(self, worker: Worker) -> None:
         """Wait until a process ends. Unless `stop` was called, its rank is lost."""
         code = worker.process.wait()
-        if not self._stopping:
+        if not self._is_stopping:
             how = _exit_text(code)
             self._mark_lost(f"rank {worker.rank} (process {worker.process.pid}) has ended: {how}")
 
@@ -186,7 +188,7 @@ class Workers:
         with self._lock:
             is_first = self._lost_reason is None
             self._lost_reason = self._lost_reason or reason
-            callbacks = list(self._on_lost) if is_first and not self._stopping else []
+            callbacks = list(self._on_lost) if is_first and not self._is_stopping else []
         self._is_lost.set()  # before the callbacks: one may wait for a thread that waits for this
         error = RankLost(self._lost_reason)
         for callback in callbacks:

@@ -2,7 +2,7 @@
 
 An order goes through a pipe that only rank 0 and one other process can open. An order can contain no code: a
 step is whole numbers, an adapter is a safetensors file. The other ranks compute keys, values and sums, and
-choose no token; so an order contains no text, no seed and no penalty.
+choose no token; so an order contains nothing of a request's text, no seed and no penalty.
 """
 
 import struct

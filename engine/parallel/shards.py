@@ -116,6 +116,7 @@ class Shards:
         return replace(adapter, layers=layers)
 
     def _shard_factors(self, layer: str, factors: Factors) -> Factors:
+        """This rank's part of the factors A and B of one layer, as `adapter` says."""
         if layer.endswith(CUT_BY_INPUTS):
             return replace(factors, A=cut(factors.A, 1, self.rank, self.size))
         rows = factors.rows

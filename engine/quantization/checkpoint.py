@@ -4,8 +4,9 @@
     model = load_model("out/storyteller-int4", restore_quantized=restore)
 
 Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the codes,
-and the tokenizer's files. While a folder is loaded, weights in full precision are never in memory. Tensors
-have this engine's names (`blocks.0.mlp.up.nibbles`), since no other program reads these codes.
+and the tokenizer's files. While a folder is loaded, the weights of quantized layers are never in memory in
+full precision. Tensors have this engine's names (`blocks.0.mlp.up.nibbles`), since no other program reads
+these codes.
 """
 
 import argparse

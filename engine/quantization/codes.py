@@ -118,7 +118,7 @@ def _in_groups(weight: Tensor, group_size: int) -> Tensor:
     weight, since copies change neither the smallest nor the largest weight of the group.
     """
     N, K = weight.shape
-    missing = -K % group_size
+    missing = -K % group_size  # weights to the next multiple
     if missing:
         weight = torch.cat([weight, weight[:, -1:].expand(N, missing)], 1)
     return weight.view(N, -1, group_size)

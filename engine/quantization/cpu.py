@@ -52,7 +52,7 @@ def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     bias = bias.float()
     max_level = fbgemm.max_activation_level()
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         x_codes, x_scale = quantize_activations(x, max_level)
         return linear_of_codes(x_codes, x_scale, codes, scale, bias).to(x.dtype)
 
@@ -63,7 +63,7 @@ def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8_dynamic` computed by FBGEMM."""
     multiply = fbgemm.scaled_product(codes, fbgemm.max_activation_level())
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         largest = _largest(x)  # [T, 1]
         return torch.addcmul(bias, multiply(x, largest).mul_(scale), largest).to(x.dtype)
 
@@ -89,7 +89,7 @@ def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8` in fp32, as products.py computes. The codes become fp32 in pieces that fit the cache."""
     pieces = list(_pieces(*codes.shape))
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         rows = x.float()  # [T, K]
         sums = _join([rows @ codes[piece].float().T for piece in pieces])  # [T, N]
         return sums.mul_(scale).add_(bias).to(x.dtype)
@@ -107,7 +107,7 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     max_level = fbgemm.max_activation_level()
     multiply = fbgemm.scaled_product(codes, max_level)
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         T, largest = len(x), _largest(x)
         exact = (x / largest).mul_(max_level)  # [T, K]: -max_level to max_level
         high = exact.round()
@@ -138,7 +138,7 @@ def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor,
         return packed
     packed_bytes = packed.packed_bytes
     if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
-        packed_bytes = _bytes(nibbles, scale, low)
+        packed_bytes = _num_bytes(nibbles, scale, low)
     return Packed(lambda x: packed.product(F.pad(x, (0, padded_K - K))), packed_bytes)
 
 
@@ -161,7 +161,7 @@ def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, gro
         even_sums = even @ weights(nibbles[piece] & 15, piece).T
         return torch.addmm(even_sums, odd, weights(nibbles[piece] >> 4, piece).T)
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         even, odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()  # [T, K / 2] each
         return _join([sums_of(even, odd, piece) for piece in pieces]).add_(bias)
 
@@ -177,10 +177,10 @@ def _aten_by_groups(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, g
     scale, low = scale.T.to(bias.dtype), low.T.to(bias.dtype)
     scale_and_zero = torch.stack([scale, low + 8 * scale], 2).contiguous()  # [groups, N, 2]
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scale_and_zero).add_(bias)
 
-    return Packed(product, _bytes(weight, scale_and_zero))
+    return Packed(product, _num_bytes(weight, scale_and_zero))
 
 
 def _join(columns: list[Tensor]) -> Tensor:
@@ -193,7 +193,8 @@ def _largest(x: Tensor) -> Tensor:
     return x.abs().amax(1, keepdim=True).float().clamp_(min=MIN_LARGEST)
 
 
-def _bytes(*tensors: Tensor) -> int:
+def _num_bytes(*tensors: Tensor) -> int:
+    """The bytes of the tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -26,7 +26,8 @@ def is_available() -> bool:
 
 @cache
 def max_activation_level() -> int:
-    """`max_level`, the largest level of an activation: 127, or 63 if sums of two products overflow.
+    """`max_level`, the largest level of an activation: 127, or 63 if sums of two products overflow. Without
+    FBGEMM, 127.
 
     A processor with the VNNI instructions adds products in 32 bits. Another x86 processor adds products in
     pairs in 16 bits, and cuts each sum off at 32,767 without an error. Two products of the code 255 and the
@@ -78,8 +79,8 @@ def _low_overhead_product(codes: Tensor, max_level: int) -> ScaledProduct:
     padded_rows = _padded_rows(codes.shape[1], max_level)
 
     def product(x: Tensor, largest: Tensor | float) -> Tensor:
-        rows, first_K = padded_rows.get(len(x))
-        torch.div(x, largest, out=first_K)
+        rows, x_columns = padded_rows.get(len(x))
+        torch.div(x, largest, out=x_columns)
         return torch.fbgemm_linear_int8_weight_fp32_activation(rows, shape, packed, offsets, 1.0, 0, no_bias)
 
     return product

@@ -1,8 +1,8 @@
 """The product of int8 by int8 in C, for processors with the instruction VNNI. Part 17.
 
-Promises what fbgemm.py promises. One call of the C code does the whole product: a row of x becomes codes, the
-codes are multiplied in whole numbers, and the sums get both scales and the bias. `digits=2` gives each number
-of x a second digit (`_two_digits` of cpu.py explains the digits).
+A row's result does not depend on other rows, as with fbgemm.py. One call of the C code does the whole
+product: a row of x becomes codes, the codes are multiplied in whole numbers, and the sums get both scales and
+the bias. `digits=2` gives each number of x a second digit (`_two_digits` of cpu.py explains the digits).
 """
 
 import ctypes
@@ -60,7 +60,7 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     operands = weights, zero_point_sums, scale, bias
     pointers = [x.data_ptr() for x in operands]
 
-    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:
+    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:  # [T, K] -> [T, N]
         # `keep_alive` is not read. Its default value keeps the tensors behind `pointers` in memory.
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")

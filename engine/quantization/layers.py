@@ -123,9 +123,7 @@ class Int4Linear(Module):
     """
 
     method = "int4"
-    packed_bytes = (
-        0  # bytes in a kernel's own layout; if there are any, `nibbles`, `scale`, `low` are deleted
-    )
+    packed_bytes = 0  # in a kernel's own layout; if there are any, `nibbles`, `scale`, `low` are deleted
     nibbles: Tensor  # [out, ceil(in / 2)] in uint8: the codes, two to a byte
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
@@ -138,11 +136,11 @@ class Int4Linear(Module):
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         self.product: Product | None = None
-        groups = -(-in_features // group_size)
-        nibbles = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)
+        num_groups, num_bytes = -(-in_features // group_size), -(-in_features // 2)  # of a row, rounded up
+        nibbles = torch.empty(out_features, num_bytes, device=device, dtype=torch.uint8)
         self.register_buffer("nibbles", nibbles)
         for name in ("scale", "low"):
-            empty = torch.empty(out_features, groups, device=device, dtype=torch.float16)
+            empty = torch.empty(out_features, num_groups, device=device, dtype=torch.float16)
             self.register_buffer(name, empty)
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
 
@@ -174,13 +172,13 @@ class Int4Linear(Module):
         """As `Int8Linear.pack`. `may_repack` is ignored, since no other layer reads these codes."""
         if self.product is not None:
             return
-        groups = self.scale, self.low, self.bias, self.group_size
+        scales_and_bias = self.scale, self.low, self.bias, self.group_size
         if self.nibbles.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            packed = gpu.pack_int4(self.nibbles, *groups)
+            packed = gpu.pack_int4(self.nibbles, *scales_and_bias)
         else:
-            packed = cpu.pack_int4(self.nibbles, self.in_features, *groups)
+            packed = cpu.pack_int4(self.nibbles, self.in_features, *scales_and_bias)
         self.product, self.packed_bytes = packed
         if self.packed_bytes:
             del self.nibbles, self.scale, self.low

@@ -80,7 +80,8 @@ def quantize(
     `group_size`: 32, 64 or 128, for int4 only; None: 64.
 
     Raises ValueError if the method is unknown, if `group_size` is not valid or the method has no groups, if
-    the method does not run on the model's device, or if the model is quantized in another way already.
+    the method does not run on the model's device, if the model is quantized in another way already, or if a
+    matrix of weights is neither a linear layer's nor an embedding's.
     """
     config = QuantizationConfig(method, 64 if group_size is None else group_size)
     if group_size is not None and method != "int4":

@@ -97,7 +97,7 @@ def _check_sequences(batch: Batch) -> None:
     its new tokens are the last of its context.
     """
     S, T = len(batch.ids), batch.num_tokens
-    if not S or not all(type(name) is str for name in batch.ids) or len(set(batch.ids)) < S:
+    if not S or not all(type(seq_id) is str for seq_id in batch.ids) or len(set(batch.ids)) < S:
         raise ValueError("ids: different names are expected")
     start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
     context_lens = _check_ints("context_lens", batch.context_lens, S)  # [S]

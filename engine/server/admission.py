@@ -267,7 +267,8 @@ class Admission(WrappedBackend):
     def _try_again_error(self, status: int, code: str, reason: str, wait: float) -> RequestError:
         """The error of a request that may come again in `wait` seconds, with both headers that say so.
 
-        Both are rounded down: a client that comes back too late leaves a seat empty (see `retry_after`).
+        Both are rounded down, Retry-After to 1 at least: a client that comes back too late leaves a seat
+        empty (see `retry_after`).
         """
         wait = max(MIN_RETRY_SECONDS, wait)
         seconds = max(1, math.floor(wait))

@@ -60,7 +60,7 @@ def create_app(
 
     extensions: functions that add routes to the app; each is called with the app and `backend`.
     api_key: if given, every route needs `Authorization: Bearer <key>`, except OPEN_PATHS and `open_paths`.
-    open_paths: paths of extensions that are answered without the key.
+    open_paths: paths of extensions that are answered without the key, and also beyond `max_requests`.
     allowed_hosts: if given, the Host header of a request must match one of these names (see `KnownHost`).
     max_body_bytes: the largest body; a larger one gets a 413.
     max_requests: how many requests may be under way at once; the next one gets a 503.
@@ -123,9 +123,9 @@ def _add_middleware(
 
 def _add_status_routes(app: FastAPI, backend: Backend) -> None:
     """Add the routes that say whether requests can be served, and by which version."""
-    healths = openapi_responses(responses.HealthResponse) | {503: responses.DOWN}
+    health_answers = openapi_responses(responses.HealthResponse) | {503: responses.DOWN}
 
-    @app.get("/health", summary="Whether requests can be served", responses=healths)
+    @app.get("/health", summary="Whether requests can be served", responses=health_answers)
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 

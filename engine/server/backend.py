@@ -76,6 +76,7 @@ class LockedStream:
     """
 
     def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
+        """`work(stream)` computes the request and puts its outputs. `tokens` is as in OutputStream."""
         self.tokens = tokens
         self.aborted = False  # whether `abort` was called
         self._work = work

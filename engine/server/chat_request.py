@@ -41,9 +41,9 @@ from engine.server.structured_fields import structure_of_rest
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
 NoFunctions = Annotated[None, neutral([], otherwise="is the old name of tools: null or [] is accepted")]
-NoOldCall = Annotated[
+NoCallOfMessage = Annotated[
     None, neutral([], otherwise="is the old name of tool_calls: null or [] is accepted")
-]  # in a message
+]
 NoFunctionCall = Annotated[
     None,
     neutral("none", "auto", otherwise='is the old name of tool_choice: null, "none" or "auto" is accepted'),
@@ -108,7 +108,7 @@ class Message(Fields):
     refusal: Absent = None
     annotations: Absent = None
     audio: Absent = None
-    function_call: NoOldCall = None
+    function_call: NoCallOfMessage = None
 
     @model_validator(mode="after")
     def _fields_fit_role(self) -> Self:
@@ -215,14 +215,15 @@ class ChatRequest(SamplingFields):
 
     def _check_length(self) -> None:
         """Raise RequestError for `max_completion_tokens` below 1, or other than `max_tokens`."""
-        old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new not in (None, old):
+        old_value, value = self.max_tokens, self.max_completion_tokens  # `max_tokens` is the old name
+        if old_value is not None and value not in (None, old_value):
             message = (
-                f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
+                f"max_tokens={old_value} contradicts max_completion_tokens={value}: the one is the other's "
+                "old name"
             )
             raise RequestError(400, message, param="max_completion_tokens")
-        if new is not None and new < 1:
-            message = f"max_completion_tokens={new}: a whole number of at least 1 is accepted"
+        if value is not None and value < 1:
+            message = f"max_completion_tokens={value}: a whole number of at least 1 is accepted"
             raise RequestError(400, message, param="max_completion_tokens")
 
     def _check_logprobs(self) -> None:

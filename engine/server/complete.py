@@ -20,7 +20,7 @@ from engine.decoding.prompts import Prompt
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.completion_answer import stream_chunks, whole_response
-from engine.server.errors import RequestError, as_request_error, request_id
+from engine.server.errors import RequestError, as_request_error, current_request_id
 from engine.server.middleware import chosen_id
 from engine.server.protocol import Body, Completions, SamplingFields
 from engine.server.structured_fields import with_sent_name
@@ -44,21 +44,21 @@ async def complete(
     body.model = api.name_of_alias.get(body.model, body.model)
     params, options = api.params(body), api.options(body)
     if body.request_id and not chosen_id(request.headers):
-        request_id.set(body.request_id)
+        current_request_id.set(body.request_id)
     envelope = _envelope(body, api)
     prompts = await read_prompts()
-    name = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # unique, although a client may choose an id twice
+    engine_id = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # unique, although a client may choose an id twice
     # Two requests with several prompts, each half admitted, could take the room that the other still needs,
     # and both would be refused. So only one request with several prompts is admitted at a time.
     async with request.app.state.several_prompts if len(prompts) > 1 else nullcontext():
-        streams, admitted = await _admit(backend, prompts, params, name, options, body)
+        streams, admitted = await _admit(backend, prompts, params, engine_id, options, body)
     # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
     async with admitted:
         if body.stream:
             empty_outputs = []
             for prompt in prompts:
                 prompt_ids = [] if isinstance(prompt, str) else prompt
-                empty_outputs.append(RequestOutput(name, None, prompt_ids, [], finished=False))
+                empty_outputs.append(RequestOutput(engine_id, None, prompt_ids, [], finished=False))
             chunks = stream_chunks(envelope, streams, empty_outputs, params.n, body, api)
             return sse.stream(chunks, admitted.pop_all())
         outputs = await last_outputs(request, streams, body)
@@ -68,7 +68,7 @@ async def complete(
 def _envelope(body: Body, api: Completions[Body]) -> dict[str, Any]:
     """The fields that an answer's object, or all chunks of its stream, have in common."""
     envelope: dict[str, Any] = {
-        "id": f"{api.id_prefix}-{request_id.get()}",
+        "id": f"{api.id_prefix}-{current_request_id.get()}",
         "object": api.chunk_object if body.stream else api.object,
         "created": int(time.time()),
         "model": body.model,
@@ -82,21 +82,21 @@ async def _admit(
     backend: Backend,
     prompts: list[Prompt],
     params: SamplingParams,
-    name: str,
+    engine_id: str,
     options: dict[str, Any],
     body: SamplingFields,
 ) -> tuple[list[OutputStream], AsyncExitStack]:
     """Admit all prompts to the backend, or none. Returns a stream for each prompt, and a stack that closes
     the streams.
 
-    `name` begins the engine's ids of the requests; the number of the prompt follows. Raises RequestError or
-    ParameterError if a prompt is refused.
+    `engine_id` begins the engine's id of each prompt's request; the prompt's number follows. Raises
+    RequestError or ParameterError if a prompt is refused.
     """
     streams: list[OutputStream] = []
     async with AsyncExitStack() as admitting:  # if a prompt is refused, this closes the streams so far
         for i, prompt in enumerate(prompts):
             try:
-                stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
+                stream = await backend.generate(prompt, params, f"{engine_id}-{i}", **options)
             except (ParameterError, RequestError) as error:
                 raise with_sent_name(error, body) from None
             admitting.push_async_callback(stream.aclose)
@@ -135,14 +135,14 @@ def refuse_if_down(backend: Backend) -> None:
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
     """The last output of each stream. If one stream fails, cancel the others and raise the error."""
 
-    async def last(outputs: OutputStream) -> RequestOutput:
-        async for output in outputs:
+    async def last_output(stream: OutputStream) -> RequestOutput:
+        async for output in stream:
             latest = output
         return latest
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(last(outputs)) for outputs in streams]
+            tasks = [group.create_task(last_output(stream)) for stream in streams]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

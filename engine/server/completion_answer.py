@@ -1,6 +1,6 @@
 """Outputs as OpenAI's JSON: one whole object, or a stream of chunks. Part 4.
 
-Promises that a token is sent as soon as the backend gives it, and that other answers have their turn while a
+Promises that new text is sent as soon as the backend gives it, and that other answers have their turn while a
 long one is written. `Completions` makes the choices, in the shape of a completion or of a chat (Part 14).
 """
 

@@ -22,7 +22,7 @@ from engine.decoding.params import NoRoomError, NotFoundError, ParameterError
 from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
-request_id: ContextVar[str] = ContextVar("request_id", default="req-none")  # of the current request
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="req-none")
 # The error's `type` by its status; RequestError.body has the types of all others.
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -87,10 +87,10 @@ def as_request_error(error: Exception) -> RequestError:
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
     # The message of an unknown exception may contain paths and data, so it goes only to the log.
-    logger.error("%s failed", request_id.get(), exc_info=error)
+    logger.error("%s failed", current_request_id.get(), exc_info=error)
     message = (
         "the engine failed while working on this request; the server's log says why, under "
-        f"{request_id.get()}"
+        f"{current_request_id.get()}"
     )
     return RequestError(500, message, code="engine_error")
 

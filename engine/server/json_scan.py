@@ -12,7 +12,7 @@ from collections.abc import Collection
 SPACE = " \t\n\r"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 LITERALS = ("true", "false", "null")
-MAX_WORD_CHARACTERS = 400  # of a number or literal; no number that a program can read is longer
+MAX_WORD_CHARACTERS = 400  # of a number or literal; a float of 64 bits needs fewer
 HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 ESCAPES = frozenset('"\\/bfnrtu')
 
@@ -22,8 +22,9 @@ class ObjectScan:
 
     `expects` says what the next character may be:
 
-    - "object": the opening brace; "key or end", "value or end": the same, or the closing bracket;
-    - "key", "colon", "value": the beginning of a field's name, of its value, or what stands between them;
+    - "object": the opening brace;
+    - "key", "colon", "value": the beginning of a field's name, the colon behind it, the beginning of a value;
+    - "key or end", "value or end": the beginning of a name or of a value, or the closing bracket;
     - "after": a comma or a closing bracket, behind a value;
     - "string", "escape", "word": the rest of a string, of an escaped character, of a number or literal.
     """

@@ -94,6 +94,7 @@ class Frames:
         self.num_watchers += 1
 
     def leave(self) -> None:
+        """Count the watcher no more."""
         self.num_watchers -= 1
 
     async def events(self, backend: Backend) -> AsyncGenerator[str, None]:

@@ -17,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from engine.server.errors import RequestError, request_id
+from engine.server.errors import RequestError, current_request_id
 from engine.server.limits import LARGE_BODY_BYTES, PLAIN_ID
 
 HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # a name, *, *.example.com or [::1]
@@ -35,15 +35,16 @@ async def yield_to_others() -> None:
 
 
 def chosen_id(headers: Headers) -> str | None:
-    """The id that the client has chosen by the header X-Request-Id; None if the header is absent, or longer
-    or with other characters than PLAIN_ID has.
+    """The id that the client has chosen by the header X-Request-Id; None if the header is absent, or does not
+    match PLAIN_ID.
     """
     chosen = headers.get("x-request-id", "")
     return chosen if re.fullmatch(PLAIN_ID, chosen) else None
 
 
 class RequestId:
-    """Gives each request an id, in `errors.request_id`, in the log and in the response header `x-request-id`.
+    """Gives each request an id, in `errors.current_request_id`, in the log and in the response header
+    `x-request-id`.
 
     The id is the client's `chosen_id`, or the route sets the id that a field of the body has, or else it is
     drawn. Ids that clients choose may repeat.
@@ -54,18 +55,20 @@ class RequestId:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chosen = chosen_id(Headers(scope=scope)) if scope["type"] == "http" else None
-        request_id.set(chosen or uuid.uuid4().hex)
+        current_request_id.set(chosen or uuid.uuid4().hex)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id.get()
+                MutableHeaders(scope=message)["x-request-id"] = current_request_id.get()
             await send(message)
 
         await self.app(scope, receive, send_with_id)
 
 
 class UnderPath:
-    """Takes `prefix` off a request's path, for a proxy that shows this server under a path and leaves it."""
+    """Takes `prefix` off a request's path, for a proxy that shows this server under a path and does not take
+    it off itself.
+    """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self.app, self.prefix = app, prefix
@@ -202,7 +205,7 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app, self.max_bytes = app, max_bytes
-        self._large = asyncio.Lock()
+        self._large_body_lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         num_bytes = 0
@@ -215,7 +218,7 @@ class BodyLimit:
                 raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
             is_complete = not message.get("more_body")
             if is_complete and num_bytes > LARGE_BODY_BYTES:  # FastAPI parses the JSON when this returns
-                async with self._large:
+                async with self._large_body_lock:
                     await yield_to_others()
             return message
 

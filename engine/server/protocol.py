@@ -1,7 +1,7 @@
 """The fields of OpenAI's completions API, and how they become parameters of the engine. Part 4.
 
-Promises that every accepted field has its effect; only `user` is for the client's own records. A field that
-is unknown, or that the engine does not support, is refused by name.
+Promises that an accepted value has its effect, or asks for nothing; only `user` is for the client's own
+records. A field that is unknown, or that the engine does not support, is refused by name.
 Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 

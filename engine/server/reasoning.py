@@ -1,8 +1,8 @@
 """Parsers that separate a model's thoughts from its answer, under the names of vLLM's `--reasoning-parser`.
 Extension B.
 
-Promises that no text is lost: thoughts and the rest together are the answer's text without the two marks. The
-rest is passed on to another parser, which finds the calls in it.
+Promises that no text is lost: thoughts and the rest together are the answer's text without the two marks
+and the spaces before the first. The rest is passed on to another parser, which finds the calls in it.
 """
 
 from engine.server.answer_pieces import Parser, Piece, num_held_back

@@ -52,7 +52,7 @@ class CompletionChoice(ResponseFields):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None  # only if the body has return_token_ids, as is the next
+    token_ids: list[int] | None = None  # this and the next: only if the body has return_token_ids
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = []  # only if the body asks for them
 

@@ -57,6 +57,7 @@ class MessageOutput:
         return 0
 
     def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """The item: the message with these content parts."""
         item = {"id": self.id, "type": "message", "role": "assistant"}
         return item | {"status": status, "content": content}
 
@@ -74,4 +75,5 @@ class MessageOutput:
 
 
 def _part(text: str, logprobs: list[dict]) -> dict[str, Any]:
+    """The message's one content part."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

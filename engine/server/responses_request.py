@@ -82,7 +82,7 @@ class TextFormat(Fields):
     strict: StrictBool | None = None
 
     def response_format(self) -> ResponseFormat:
-        """The same for a chat. Raises RequestError if a field is missing or has no use."""
+        """The format as a chat has it. Raises RequestError if a field is missing or has no use."""
         fields = {"name": self.name, "description": self.description, "schema": self.schema_}
         given = {name: value for name, value in fields.items() if value is not None}
         if self.type != "json_schema":

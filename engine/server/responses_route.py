@@ -151,8 +151,8 @@ class _Answer:
         self.id, self.settings, self.chat, self.api, self.items = response_id, settings, chat, api, items
 
     def response(self, status: str, output: RequestOutput | None = None, **fields: Any) -> dict:
-        """The response object, with the items and the usage of `output`, if there is one. `fields` replace
-        those that would be null.
+        """The response object, with the items and the usage of `output`, if there is one. `fields` are
+        added, or replace those that would be null.
         """
         items = self.items.output(output.outputs[0]) if output else []
         usage = self.usage(output) if output else None

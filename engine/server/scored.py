@@ -86,7 +86,9 @@ class ScoredCompletions(Completions[CompletionRequest]):
         """As in Completions. With `max_tokens` 0, the token that is not sent is not shown here, either."""
         fields = super().more_of_choice(body, output, sample, previous)
         if body.max_tokens == 0:
-            fields |= {"stop_reason": None} | ({"token_ids": []} if body.return_token_ids else {})
+            fields["stop_reason"] = None
+            if body.return_token_ids:
+                fields["token_ids"] = []
         return fields
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
@@ -227,7 +229,9 @@ def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
 
 
 def num_visible_tokens(sample: CompletionOutput | None) -> int:
-    """How many tokens of a sample begin within its text; all tokens if it has finished; 0 for None."""
+    """How many tokens of a sample begin within its text; all tokens if it has finished. 0 for None, and for a
+    sample without offsets.
+    """
     if sample is None or sample.text_offsets is None:
         return 0
     if sample.finish_reason:

@@ -40,8 +40,8 @@ class DrainingServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait `shutdown_timeout` seconds at most for the admitted requests, end the rest, and stop."""
-        said = "Shutting down: answers under way have %g seconds; a second Ctrl-C ends them now"
-        logger.info(said, self.shutdown_timeout)
+        message = "Shutting down: answers under way have %g seconds; a second Ctrl-C ends them now"
+        logger.info(message, self.shutdown_timeout)
         # 1. Refuse new requests, and wait for admitted ones. A second Ctrl-C (`force_exit`) ends the wait.
         self.admission.begin_shutdown(self.shutdown_timeout)
         deadline = asyncio.get_running_loop().time() + self.shutdown_timeout

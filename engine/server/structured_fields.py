@@ -1,7 +1,7 @@
 """The fields of a body that say what an output must fit: OpenAI's and vLLM's. Part 4.
 
-Promises that each field becomes a `StructuredOutputsParams`, or a RequestError that names the field as the
-client sent it. Engines without Extension B refuse the StructuredOutputsParams.
+Promises that what they ask for becomes a `StructuredOutputsParams`, or a RequestError that names the field as
+the client sent it. Engines without Extension B refuse the StructuredOutputsParams.
 Shapes: https://platform.openai.com/docs/guides/structured-outputs
 """
 
@@ -18,7 +18,7 @@ from engine.server.neutral import neutral
 if TYPE_CHECKING:
     from engine.server.protocol import SamplingFields
 
-ENGINES_NAME = "structured_outputs"  # the field's name in the engine's errors
+ENGINE_FIELD = "structured_outputs"  # the field's name in the engine's errors
 SchemaName = Annotated[StrictStr, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -80,7 +80,7 @@ def structure_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
     """What the output must fit; None if nothing is asked for. Raises RequestError."""
-    name = "response_format" if structured_outputs is None else ENGINES_NAME
+    name = "response_format" if structured_outputs is None else ENGINE_FIELD
     try:
         structure = response_format.structure() if response_format else None
         if structured_outputs is None:
@@ -89,7 +89,7 @@ def structure_of(
             message = (
                 "response_format and structured_outputs both say what the output must fit: one is accepted"
             )
-            raise RequestError(400, message, param=ENGINES_NAME)
+            raise RequestError(400, message, param=ENGINE_FIELD)
         return structured_outputs.structure()
     except StructureError as error:
         raise RequestError(400, _with_name(name, str(error)), param=name) from None
@@ -102,7 +102,7 @@ def structure_of_rest(structure: StructuredOutputsParams, message: str) -> Struc
     try:
         return structure.continuing(message)
     except StructureError as error:
-        why = str(error).removeprefix(f"{ENGINES_NAME}.prefix")
+        why = str(error).removeprefix(f"{ENGINE_FIELD}.prefix")
         reason = f"messages: the content that the output continues{why}"
         raise RequestError(400, reason, param="messages") from None
 
@@ -115,7 +115,7 @@ def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
     if isinstance(error, RequestError) and error.param == "max_tokens":
         name, _ = body.output_bound()
         return RequestError(error.status, error.message, param=name, code=error.code, headers=error.headers)
-    is_about_structure = isinstance(error, ParameterError) and error.field == ENGINES_NAME
+    is_about_structure = isinstance(error, ParameterError) and error.field == ENGINE_FIELD
     if not is_about_structure or body.structured_outputs is not None:
         return error
     name = "tools" if body.response_format is None else "response_format"
@@ -124,8 +124,8 @@ def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
 
 def _with_name(name: str, message: str) -> str:
     """The engine's message, with `name` in place of the engine's name for the field."""
-    if name == ENGINES_NAME:
+    if name == ENGINE_FIELD:
         return message
     for inner in (".json_object", ".json", ""):
-        message = message.replace(f"{ENGINES_NAME}{inner}", name)
+        message = message.replace(f"{ENGINE_FIELD}{inner}", name)
     return message

@@ -88,7 +88,7 @@ class SharedAnswer:
         """Call `make` when the call `previous` is over."""
         if previous is not None and not previous.done():
             await asyncio.wait([previous])
-        self._latest, self._next = self._next, None
+        self._latest, self._next = self._next, None  # `_next` is this call, which begins now
         return await asyncio.to_thread(self._make)
 
 

@@ -46,7 +46,7 @@ def chat_extension(
         )
 
     async def compile_structure(params: StructuredOutputsParams) -> None:
-        """In the thread in which requests compile. Raises ParameterError and NoRoomError."""
+        """Compile in the thread in which requests compile. Raises ParameterError and NoRoomError."""
         work = structured.work_to_compile(params)
         if work is not None:
             await thread.preparing.call(work)

@@ -3,8 +3,8 @@ Extension B.
 
 Promises that a call names one of the request's tools and has a JSON object of arguments, that the arguments
 are passed on while the model writes them, and that all other text stays content: only the marks and spaces
-around calls are left out. Each character takes the same time. Does not check whether arguments fit the tool's
-schema.
+around calls are left out. A character takes the same time however long the text is. Does not check whether
+arguments fit the tool's schema.
 """
 
 from collections.abc import Callable, Collection

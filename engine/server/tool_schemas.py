@@ -14,7 +14,7 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 
 def schema_of_call(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments. A tool without parameters has none."""
+    """The schema of a tool's arguments. Without parameters, it accepts {} alone."""
     parameters = tool.function.parameters
     return {"type": "object", **parameters} if parameters else NO_ARGUMENTS
 

@@ -29,7 +29,7 @@ from engine.text.tokenizer import Tokenizer
 
 NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'  # vLLM's
 NUM_LAST_TOKENS = 64  # at the end of a prompt, which are searched for the beginning of thoughts
-Choice = NamedTool | str  # a named tool, or "none", "auto" or "required"
+EffectiveChoice = NamedTool | str  # a named tool, or "none", "auto" or "required"
 
 
 class ChatTools:
@@ -66,18 +66,18 @@ class ChatTools:
         return replace(params, structured_outputs=self._constraint_of_call(body, choice, params))
 
     def _constraint_of_call(
-        self, body: ChatRequest, choice: Choice, params: SamplingParams
+        self, body: ChatRequest, choice: EffectiveChoice, params: SamplingParams
     ) -> StructuredOutputsParams:
         """What the output must fit if `choice` requires a call. Raises RequestError if there is no such tool,
         if the output must fit something else as well, or for a schema that is refused.
         """
         tools = body.tools or []
         if not tools:
-            message = f"tool_choice={_name(choice)} needs tools"
+            message = f"tool_choice={_choice_name(choice)} needs tools"
             raise RequestError(400, message, param="tool_choice")
         if params.structured_outputs is not None:
             message = (
-                f"tool_choice={_name(choice)} has no use with response_format or "
+                f"tool_choice={_choice_name(choice)} has no use with response_format or "
                 "structured_outputs: the output must fit one or the other"
             )
             raise RequestError(400, message, param="tool_choice")
@@ -87,7 +87,7 @@ class ChatTools:
             max_calls = 1 if body.parallel_tool_calls is False else MAX_CALLS
             schema = schema_of_calls(tools, self.arguments_field, max_calls)
         try:
-            return _must_fit(schema)
+            return _call_constraint(schema)
         except StructureError as error:
             reason = str(error).removeprefix("structured_outputs.json").strip()
             message = f"tools: the schema of a required call {reason}"
@@ -137,7 +137,7 @@ class ChatTools:
     async def _check_schema(self, tool: Tool, i: int) -> None:
         """Raise RequestError if no output can fit the schema of a call of `tool`, which is `tools[i]`."""
         try:
-            await self.compile_structure(_must_fit(schema_of_call(tool)))
+            await self.compile_structure(_call_constraint(schema_of_call(tool)))
         except ParameterError as error:
             why = str(error).removeprefix("structured_outputs.json").lstrip(": ")
             raise RequestError(400, f"tools[{i}].function.parameters: {why}", param="tools") from None
@@ -210,7 +210,7 @@ class ChatTools:
         )
 
 
-def _must_fit(schema: dict[str, Any]) -> StructuredOutputsParams:
+def _call_constraint(schema: dict[str, Any]) -> StructuredOutputsParams:
     """The constraint that the output fits the schema of a call.
 
     It allows at most one space between the parts of the JSON, and no arguments beside those that the schema
@@ -219,7 +219,7 @@ def _must_fit(schema: dict[str, Any]) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=schema, whitespace_pattern=" ?", disable_additional_properties=True)
 
 
-def choice_of(body: ChatRequest) -> Choice:
+def choice_of(body: ChatRequest) -> EffectiveChoice:
     """The body's `tool_choice`, with its default: "auto" with tools, "none" without. "auto" without tools is
     "none", too.
     """
@@ -228,7 +228,7 @@ def choice_of(body: ChatRequest) -> Choice:
     return body.tool_choice
 
 
-def _name(choice: Choice) -> str:
+def _choice_name(choice: EffectiveChoice) -> str:
     """The choice as messages name it: the tool's name, or the word."""
     return choice.function.name if isinstance(choice, NamedTool) else choice
 

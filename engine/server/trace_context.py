@@ -19,6 +19,7 @@ from engine.server.backend import Backend, OutputStream
 from engine.server.wrapped_backend import WrappedBackend
 
 HEADERS = ("traceparent", "tracestate")
+# Of the HTTP request that is being answered.
 _trace_headers: ContextVar[dict[str, str] | None] = ContextVar("trace_headers", default=None)
 
 

@@ -67,7 +67,7 @@ class NgramProposer:
 class Tally:
     """Counts since the start. Here a draft is one proposal for one request, of one or more tokens."""
 
-    accepted_at: list[int]  # [K]: by position in a draft, how often the token there was accepted
+    accepted_at: list[int]  # [max_drafts]: by position in a draft, how often the token there was accepted
     drafts: int = 0
     proposed: int = 0  # tokens
     accepted: int = 0  # tokens
@@ -227,8 +227,8 @@ class Speculation:
         """Reserve memory for the wanted[S] drafts of `texts`, whose keys are the sequences' indices in the
         step. Returns the inputs of those sequences for whose drafts there is room.
 
-        Memory for the next token of each request is reserved first. Then memory for a request's drafts is
-        reserved, if there is room for all of them.
+        Memory for the known tokens of each request, which the next step needs, is reserved first. Then memory
+        for a request's drafts is reserved, if there is room for all of them.
         """
         self._has_lent = True
         has_room: dict[int, bool] = {}  # by s: for all known tokens
@@ -257,8 +257,9 @@ def _ends(request: Request, tokens: Sequence[int]) -> bool:
 
 
 def _within_catch_up(inputs: list[_ProposerInput], backlog: list[int]) -> Iterator[_ProposerInput]:
-    """The first of `inputs`[n] whose texts have at most CATCH_UP tokens of backlog[n] together. Of the text
-    that exceeds this budget, only a first piece is read, and no token is proposed for it.
+    """Those of `inputs`[n] that the proposer reads now, in order: all without a backlog, and the others until
+    they have CATCH_UP tokens of backlog[n] together. Of the text that exceeds this budget, only a first piece
+    is read, and no token is proposed for it.
     """
     budget = CATCH_UP
     for item, num_unread in zip(inputs, backlog, strict=True):

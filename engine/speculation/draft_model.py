@@ -4,11 +4,11 @@ The draft model has a memory of its own, and uses the target's block tables: its
 same blocks there as the target's lie in the target's memory. So the plan shares, forks and swaps blocks for
 both models at once.
 
-A call runs one or more passes of the draft model, each for all sequences at once. A token is computed once,
-confirmed drafts among them. Only the last known token may be computed a second time, since its logits are
-needed for the first draft. The reported distributions are those from which the drafts were drawn. Passes
-follow one another without a wait for the host, which fetches the drafts at the end, unless penalties count
-them. This module knows nothing of the target model.
+A call runs one or more passes of the draft model, each for all sequences that need it at once. A token is
+computed once, confirmed drafts among them. Only the last known token may be computed a second time, since its
+logits are needed for the first draft. The reported distributions are those from which the drafts were drawn.
+Passes follow one another without a wait for the host, which fetches the drafts at the end, unless penalties
+count them. This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence

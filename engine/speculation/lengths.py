@@ -71,7 +71,7 @@ class DraftLengths:
 
     def retain(self, request_ids: Collection[str]) -> None:
         """Forget all requests except `request_ids`."""
-        self._rates = {name: rate for name, rate in self._rates.items() if name in request_ids}
+        self._rates = {id: rate for id, rate in self._rates.items() if id in request_ids}
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         """How many tokens to propose for each request, at most its cap in `caps`. `request_ids` are all
@@ -90,7 +90,7 @@ class DraftLengths:
             return []
         # 1. The tokens that each m and k are expected to give, highest rates first, and the time they take.
         S = len(caps)
-        rates = np.array([self._rates.get(name, self._mean_rate) for name in request_ids])  # [S]
+        rates = np.array([self._rates.get(id, self._mean_rate) for id in request_ids])  # [S]
         order = np.argsort(-rates, kind="stable")  # [S]
         gained = expected_tokens(rates[order], np.array(caps)[order], self.max_drafts) - 1  # [S, K]
         seconds = self.seconds(S)  # [S, K]

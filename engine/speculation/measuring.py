@@ -21,8 +21,8 @@ from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
 # The numbers of sequences and of drafts to measure. Numbers above the engine's largest are left out, and the
-# engine's largest is measured, too. Each is two to four times the one before it; `StepTimes` interpolates
-# between them.
+# engine's largest is measured, too, if it fits. From 1 on, each is two to four times the one before it;
+# `StepTimes` interpolates between them.
 SEQUENCES = (1, 2, 8, 32, 128)
 DRAFTS = (0, 1, 2, 4, 8)  # of each sequence
 REPEATS = 3  # the shortest time of all repeats and all steps counts
@@ -31,7 +31,9 @@ TIME_LIMIT = 1.0  # seconds after which measuring ends, if two numbers of sequen
 PROMPT_TOKENS = 4  # the length of a dummy request's prompt
 UNREAD_TOKENS = 64  # the length of the text that a proposer reads while `read_seconds` is measured
 SPARE_TOKENS = 128  # the most tokens that a cache reserves for a sequence beyond its known ones: a block
-MAX_STEPS = 100  # the most steps until a dummy request has its first token, or a step has its drafts
+# The most steps until a step has its drafts, or, with one more for each dummy request, until all of them
+# have their first token.
+MAX_STEPS = 100
 
 ALWAYS_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1.0),))  # drafts take no time, so the most are proposed
 NEVER_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1e9),))  # a draft takes very long, so none is proposed
@@ -57,7 +59,9 @@ class SingleDraft(DraftLengths):
 
 
 class FullProposer:
-    """Proposes what `proposer` does, filled up with token 0, so that a step has the most drafts it may."""
+    """A `Proposer` that fills up the proposals of `proposer` with token 0, so that a step has the most drafts
+    that it may have.
+    """
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
@@ -97,12 +101,12 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     in_order = list(dict.fromkeys([fitting[0], fitting[-1], *fitting]))  # each once
     # 2. Keep the shortest of all times, since other programs can only make a step slower. Each repeat
     #    measures all numbers, so that a slow moment of the machine does not spoil all times of one of them.
-    shortest: dict[int, list[float]] = {}  # by S: [M + 1], for each of `drafts`, then for a single draft
+    shortest: dict[int, np.ndarray] = {}  # by S: [M + 1], for each of `drafts`, then for a single draft
     for S in in_order * REPEATS:
         if len(shortest) >= min(2, len(in_order)) and time.perf_counter() > deadline:
             break
-        times = [*(trial.seconds(S, k) for k in drafts), trial.single_draft_seconds(S)]
-        shortest[S] = [min(pair) for pair in zip(times, shortest.get(S, times), strict=True)]
+        times = np.array([*(trial.seconds(S, k) for k in drafts), trial.single_draft_seconds(S)])
+        shortest[S] = np.minimum(times, shortest.get(S, times))
     trial.stop()
     sequences = sorted(shortest)
     measured = np.array([shortest[S] for S in sequences])  # [N, M + 1]
@@ -150,7 +154,7 @@ class _Trial:
         """The seconds of a step of S sequences with k drafts each."""
         if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(k):
             self.start(S, PROMPT_TOKENS)
-        self.propose(k)
+        self.set_num_drafts(k)
         self.step(S * k)  # not timed, since it began while a step of another kind was in flight
         return min(self.step(S * k) for _ in range(STEPS))
 
@@ -177,20 +181,20 @@ class _Trial:
             self.start(1, num_tokens)
             times = []
             for _ in range(2):
-                self.propose(0)
+                self.set_num_drafts(0)
                 self.step(0)  # not timed; no draft is proposed, so nothing is read
-                self.propose(1)
+                self.set_num_drafts(1)
                 times.append(self.step(0))  # a plain step, after which the proposer reads and proposes
                 self.step(1)  # verifies the draft; all of the text has been read
             seconds_per_token.append((times[0] - times[1]) / num_tokens)
         return max(0.0, median(seconds_per_token))  # noise may make the difference negative
 
     def start(self, S: int, num_prompt_tokens: int) -> None:
-        """Run S new requests with prompts of `num_prompt_tokens` tokens until each has its first output
-        token. Raises RuntimeError if a request gets none in MAX_STEPS + S steps.
+        """Abort the requests that run, and run S new ones with prompts of `num_prompt_tokens` tokens until
+        each has its first output token. Raises RuntimeError if a request gets none in MAX_STEPS + S steps.
         """
         self.stop()
-        self.propose(0)
+        self.set_num_drafts(0)
         # DRAFTS about double from one to the next, so all together need about three times the last one's
         # tokens.
         max_tokens = 3 * _num_tokens(self.max_drafts)
@@ -227,7 +231,7 @@ class _Trial:
             self.engine.step()
         self.request_ids = []
 
-    def propose(self, k: int) -> None:
+    def set_num_drafts(self, k: int) -> None:
         """Have k drafts proposed for each request from now on."""
         self.speculation.lengths = DraftLengths(k, ALWAYS_DRAFT) if k else DraftLengths(1, NEVER_DRAFT)
 

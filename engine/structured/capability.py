@@ -19,7 +19,7 @@ from engine.requests.step import Step, StepResult
 from engine.requests.work import Work
 from engine.speculation.capability import drafts_of
 from engine.structured.compiler import Compiler
-from engine.structured.constraint import Constraint, intersection
+from engine.structured.constraint import OutputConstraint, intersection
 
 
 class StructuredOutput:
@@ -51,7 +51,7 @@ class StructuredOutput:
             raise ParameterError("structured_outputs", message)
         structure = self.compiler.compile(params)
         for request in samples:
-            request.constraint = Constraint(structure, self._eos_ids, request.output.token_ids)
+            request.constraint = OutputConstraint(structure, self._eos_ids, request.output.token_ids)
 
     def before_submit(self, step: Step) -> Batch:
         """The record with a mask in each row of a request that has a constraint, and the other rows as they

@@ -1,8 +1,8 @@
 """Compiles the constraints of requests, and keeps the results for later requests. Extension B.
 
-Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema also the
-keyword and its place. Any thread may compile, and several do at the same time: who serves many clients lets
-one compile after the other (engine/core/one_at_a_time.py).
+Promises a structure, or a ParameterError that names the constraint's field, and for a JSON schema that
+llguidance refuses also the place. Any thread may compile, and several do at the same time: who serves many
+clients lets one compile after the other (engine/core/one_at_a_time.py).
 """
 
 import json
@@ -219,7 +219,7 @@ class Compiler:
             return self._guidance.compile(guidance.json_grammar(params, schema))
         except RecursionError:
             raise _refused("json", " is nested too deeply") from None
-        except ParameterError:
+        except ParameterError:  # a ValueError of ours, which is complete
             raise
         except (guidance.RefusedByGuidance, ValueError) as error:
             field = "json" if params.json is not None else "json_object"
@@ -236,5 +236,7 @@ def _cache_key(params: StructuredOutputsParams) -> str:
 
 
 def _refused(field: str, message: str) -> ParameterError:
-    """`field`: of the constraint. `message`: what follows the field's name."""
+    """The error of a constraint that is refused. `field`: of the constraint. `message`: what follows the
+    field's name.
+    """
     return ParameterError(FIELD, f"{FIELD}.{field}{message}")

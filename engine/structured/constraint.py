@@ -13,8 +13,8 @@ import numpy as np
 from engine.structured.matcher import Mask, Matcher, Structure, StructureFailed
 
 
-class Constraint:
-    """The constraint of one request. Only the thread that steps uses it."""
+class OutputConstraint:
+    """The `Constraint` of one request (engine/requests/request.py). Only the thread that steps uses it."""
 
     def __init__(self, structure: Structure, eos_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """`eos_ids` are the tokens that end an output. `output_ids` is the request's list of output tokens,

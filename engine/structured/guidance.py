@@ -79,7 +79,8 @@ class Guidance:
     def compile(self, grammar: str) -> StructureFromMatcher:
         """The structure of a grammar, as one of the functions below makes it. Raises RefusedByGuidance."""
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        structure = StructureFromMatcher(GuidanceMatcher(matcher, -(-self._tokenizer.vocab_size // 32)))
+        num_words = -(-self._tokenizer.vocab_size // 32)  # of a mask, rounded up
+        structure = StructureFromMatcher(GuidanceMatcher(matcher, num_words))
         if not matcher.is_error():
             self._try(structure)
         if matcher.is_error():
@@ -106,6 +107,7 @@ class GuidanceMatcher:
     """A `Matcher` over a matcher of llguidance's."""
 
     def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
+        """`num_words`: the length of a mask."""
         self._matcher, self._num_words = matcher, num_words
 
     def allowed(self) -> Mask:

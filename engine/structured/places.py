@@ -45,7 +45,8 @@ def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
         goes_deeper = False
         for step, part in _schemas_within(smallest):
             if is_refused(part):
-                pointer, smallest, goes_deeper = f"{pointer}/{step}", part, True
+                pointer, smallest = f"{pointer}/{step}", part
+                goes_deeper = True
                 break
     # 2. There, find the keyword without which the schema is not refused. The reason may name the keyword, so
     #    keywords in it are tried first.

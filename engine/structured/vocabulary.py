@@ -49,9 +49,9 @@ class Vocabulary:
         return root
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, end_ids: Iterable[int] = ()) -> "Vocabulary":
-        """The tokenizer's tokens, without its special tokens and without `end_ids`, which end an output."""
-        left_out = {*tokenizer.special_ids, *end_ids}
+    def of(cls, tokenizer: Tokenizer, eos_ids: Iterable[int] = ()) -> "Vocabulary":
+        """The tokenizer's tokens, without its special tokens and without `eos_ids`, which end an output."""
+        left_out = {*tokenizer.special_ids, *eos_ids}
         return cls({id: data for id, data in tokenizer.id_to_bytes.items() if id not in left_out})
 
     def mask(self, token_ids: Iterable[int]) -> Mask:

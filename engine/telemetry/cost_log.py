@@ -135,10 +135,12 @@ class CostLog:
 
 
 def _csv_line(cells: Iterable[object]) -> bytes:
+    """One line of CSV, with its line break."""
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue().encode()
 
 
 def _decimal(dollars: Fraction) -> str:
+    """The amount as a decimal number, rounded to DECIMALS."""
     return f"{float(dollars):.{DECIMALS}f}"

@@ -52,6 +52,7 @@ def histogram(
 def _with_one_sample(
     kind: type[Family], name: str, documentation: str, model_name: str, value: float
 ) -> Family:
+    """A family of the class `kind` with one sample."""
     family = kind(name, documentation, labels=LABEL_NAMES)
     family.add_metric((model_name, ENGINE), value)
     return family
@@ -65,6 +66,7 @@ def _with_samples(
     model_name: str,
     values: Mapping[str, float],
 ) -> Family:
+    """A family of the class `kind` with a sample for each value of the label `label`."""
     family = kind(name, documentation, labels=(*LABEL_NAMES, label))
     for label_value, value in values.items():
         family.add_metric((model_name, ENGINE, label_value), value)

@@ -22,7 +22,7 @@ MAX_TABLE = 64  # cells of one request's blocks
 
 def cell_size(num_blocks: int) -> int:
     """How many neighbouring blocks a cell stands for; the last cell may stand for fewer."""
-    return max(1, -(-num_blocks // MAX_CELLS))
+    return max(1, -(-num_blocks // MAX_CELLS))  # rounded up
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MemoryCopy:
         }
 
 
-class Table(NamedTuple):
+class TableCopy(NamedTuple):
     """Where the tokens of one request lie."""
 
     blocks: int  # how many blocks, or slots, it holds
@@ -109,13 +109,13 @@ def copy_memory(cache: KVCacheManager, running: Sequence[Request]) -> MemoryCopy
     return MemoryCopy("token", 1, held, total, unused, None)
 
 
-def copy_table(cache: KVCacheManager, request: Request) -> Table:
+def copy_table(cache: KVCacheManager, request: Request) -> TableCopy:
     """Where the tokens of a request lie now."""
     if isinstance(cache, PagedCache) and request.id in cache.allocations:
         allocation = cache.allocations[request.id]
         held = allocation.table.blocks[allocation.num_given_back :]
         cells = dict.fromkeys((held // cell_size(cache.num_blocks)).tolist())
-        return Table(len(held), allocation.num_given_back, list(cells)[:MAX_TABLE])
+        return TableCopy(len(held), allocation.num_given_back, list(cells)[:MAX_TABLE])
     if isinstance(cache, SlotCache) and request.id in cache.slot_of:
-        return Table(1, 0, [cache.slot_of[request.id] // cell_size(cache.num_slots)])
-    return Table(0, 0, [])
+        return TableCopy(1, 0, [cache.slot_of[request.id] // cell_size(cache.num_slots)])
+    return TableCopy(0, 0, [])

@@ -105,8 +105,9 @@ class LiveView(Listener):
         steps, events = list(self._steps), list(self._events)
         return Snapshot(self._clock() - start, sizes, memory, requests, steps, events)
 
-    def _since_start(self, when: float) -> float:
-        return round(when - self._start, 3)
+    def _since_start(self, moment: float) -> float:
+        """Seconds from the view's start to a moment of the clock."""
+        return round(moment - self._start, 3)
 
     def _budget(self) -> int | None:
         """The most tokens that a step may have now; None if steps have no budget."""
@@ -139,8 +140,8 @@ class LiveView(Listener):
         }
 
     def _state(self, request: Request) -> str:
-        """ "running", "waiting", or what has become of a request that waits once more: "preempted", its keys
-        and values are lost; "swapped", they are in the swap space.
+        """One of "running" and "waiting", or for a request that waits once more: "preempted", if its keys and
+        values are lost, or "swapped", if they are in the swap space.
         """
         if request.state is not State.WAITING or not request.num_preemptions:
             return request.state.value
@@ -159,6 +160,7 @@ class LiveView(Listener):
         self._tracked[request.id] = Tracked(request, label)
 
     def on_finish(self, request: Request) -> None:
+        """Forget the request."""
         self._tracked.pop(request.id, None)
 
     def on_schedule(self, batch: Batch) -> None:
@@ -167,11 +169,13 @@ class LiveView(Listener):
             self._note_event(copy.kind, blocks=len(copy.source))
 
     def on_preempt(self, request: Request) -> None:
+        """Note that the request has lost its memory."""
         tracked = self._tracked.get(request.id)
         if tracked is not None:
             self._note_event("preempt", label=tracked.label)
 
     def _note_event(self, kind: str, **details: object) -> None:
+        """Note an event, if a snapshot was made in the last KEEP_SECONDS."""
         now = self._clock()
         if now <= self._notes_until:
             self._events.append({"time": self._since_start(now), "kind": kind, **details})
@@ -179,7 +183,7 @@ class LiveView(Listener):
     def on_step(self, record: StepRecord) -> None:
         """Note a step that has landed or failed: its tokens by what they were for.
 
-        `prompt`: of prompts. `again`: of requests that were preempted, and compute once more what they had.
+        `prompt`: of prompts. `again`: of requests that were preempted before, and do not decode yet.
         `output`: one for each request that decodes; beside them `kept` drafts stood and `refused` did not.
         """
         if record.end > self._notes_until:

@@ -58,12 +58,14 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 
 
 class EngineMetrics(Listener):
-    """Listens to one engine, and is the collector of that engine's registry."""
+    """Listens to one engine, and is the collector of that engine's registry. The engine's thread calls the
+    `on_…` methods; any thread may call `collect` and `snapshot`.
+    """
 
     def __init__(self, engine: LLMEngine, model_name: str) -> None:
         """Adds itself to the engine's listeners. `model_name` is the value of the label `model_name`."""
         self.engine, self.model_name = engine, model_name
-        self.started = time.perf_counter()
+        self.started = time.perf_counter()  # on the clock of all times here
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS_REASONS, 0)
         self.ended_early: dict[str, int] = dict.fromkeys(EARLY_REASONS, 0)
@@ -79,7 +81,7 @@ class EngineMetrics(Listener):
         self._lock = threading.Lock()  # between the engine's thread and readers
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self._process = ProcessCollector(registry=self.registry)  # memory and processor time of this process
+        self._own_process = ProcessCollector(registry=self.registry)  # its memory and processor time
         engine.listeners.add(self)
 
     # What the engine tells its listeners.
@@ -93,10 +95,12 @@ class EngineMetrics(Listener):
             progress.group.under_way += 1
 
     def on_reject(self, request_id: str, error: Exception) -> None:
+        """Count a request that the engine has refused."""
         with self._lock:
             self.ended_early["reject"] += 1
 
     def on_preempt(self, request: Request) -> None:
+        """Count a preemption."""
         with self._lock:
             self.counters["vllm:num_preemptions"] += 1
 
@@ -207,13 +211,13 @@ class EngineMetrics(Listener):
         """The counters and gauges of the dashboards, as of now."""
         scheduler, counters = self.engine.scheduler, self.counters
         return Point(
-            counters["vllm:generation_tokens"],
-            counters["vllm:prompt_tokens"],
-            counters["ruvon:steps"],
-            counters["ruvon:step_sequences"],
-            len(scheduler.running),
-            len(scheduler.waiting),
-            scheduler.cache.usage().share,
+            generation_tokens=counters["vllm:generation_tokens"],
+            prompt_tokens=counters["vllm:prompt_tokens"],
+            steps=counters["ruvon:steps"],
+            step_sequences=counters["ruvon:step_sequences"],
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage=scheduler.cache.usage().share,
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -269,7 +273,7 @@ class EngineMetrics(Listener):
         "seconds" is the result of `HistorySnapshot.read`; "window" is the window of its percentiles.
         """
         now = time.perf_counter()
-        process_values = {metric.name: metric.samples[0].value for metric in self._process.collect()}
+        process_values = {metric.name: metric.samples[0].value for metric in self._own_process.collect()}
         memory = process_values.get("process_resident_memory_bytes")  # None on a system without /proc
         with self._lock:
             point = self._point()

@@ -55,10 +55,11 @@ class RankMetrics:
             num_bytes = resident_bytes(process.process_id)
             if num_bytes is not None:
                 memory[str(process.rank)] = num_bytes
-        up = "1 while this rank's process runs."
-        resident = "Memory of the host that this rank's process has."
-        yield families.gauge_by("rank", "ruvon:rank_up", up, self.model_name, is_up)
-        yield families.gauge_by("rank", "ruvon:rank_resident_memory_bytes", resident, self.model_name, memory)
+        up_text = "1 while this rank's process runs."
+        memory_name = "ruvon:rank_resident_memory_bytes"
+        memory_text = "Memory of the host that this rank's process has."
+        yield families.gauge_by("rank", "ruvon:rank_up", up_text, self.model_name, is_up)
+        yield families.gauge_by("rank", memory_name, memory_text, self.model_name, memory)
 
     def panel(self) -> dict:
         """The panel for the dashboard: title, value, note, and a row for each rank.

@@ -56,6 +56,7 @@ class RequestSpans(Listener):
         self._open: dict[str, OpenRequest] = {}  # by `Request.id`
 
     def on_arrival(self, request: Request) -> None:
+        """Note the request until it ends."""
         self._open[request.id] = OpenRequest(request)
 
     def on_step(self, record: StepRecord) -> None:
@@ -133,7 +134,7 @@ def attributes(
 
 def open_spans(endpoint: str) -> RequestSpans:
     """Spans that go to the collector at `endpoint`, a URL to which OTLP is sent over HTTP. Raises ValueError
-    for what is none.
+    for any other text, and if PROTOCOL_VARIABLE names another protocol.
     """
     option = f"otlp_traces_endpoint={endpoint!r}"
     protocol = os.environ.get(PROTOCOL_VARIABLE, "http/protobuf")

@@ -56,9 +56,10 @@ class StatLog:
         if not (growth["ruvon:steps"] or running or waiting):
             return None
         looked_up, hits = growth["vllm:prefix_cache_queries"], growth["vllm:prefix_cache_hits"]
+        hit_share = hits / looked_up if looked_up else 0.0
         return (
             f"Prompts {growth['vllm:prompt_tokens'] / seconds:.1f} tokens/s, "
             f"output {growth['vllm:generation_tokens'] / seconds:.1f} tokens/s, "
             f"running {running}, waiting {waiting}, KV cache {scheduler.cache.usage().share:.1%} in use, "
-            f"prefix cache {hits / looked_up if looked_up else 0:.1%} hits"
+            f"prefix cache {hit_share:.1%} hits"
         )

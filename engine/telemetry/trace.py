@@ -89,7 +89,7 @@ class Trace(Listener):
         self._rows: dict[str, Row] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._last_landed = 0  # when the last step's tokens came
-        self._counters: dict[str, tuple[int, str]] = {}  # by name: when it was last written, and its values
+        self._last_values: dict[str, tuple[int, str]] = {}  # by counter: when last written
         tracks = [
             trace_events.metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()
         ]
@@ -151,8 +151,10 @@ class Trace(Listener):
         num_prefill = num_decode = 0
         for s, request_id in enumerate(record.request_ids):
             row = self._rows.get(request_id)
-            # A request that is not here has ended while the step was under way, or came before the trace.
-            if row is not None and self._add_request_slices(events, row, record, s, moments):
+            is_prefill = False
+            if row is not None:  # otherwise it ended while the step was under way, or came before the trace
+                is_prefill = self._add_request_slices(events, row, record, s, moments)
+            if is_prefill:
                 num_prefill += record.tokens_computed[s]
             else:
                 num_decode += record.tokens_computed[s]
@@ -234,10 +236,10 @@ class Trace(Listener):
 
     def _add_counter(self, events: list[str], name: str, when: int, values: str) -> None:
         """Add a counter's values (JSON, without the braces) if they have changed. Its times never go back."""
-        last_written, last_values = self._counters.get(name, (0, ""))
+        last_written, last_values = self._last_values.get(name, (0, ""))
         if values != last_values:
             when = max(when, last_written)
-            self._counters[name] = when, values
+            self._last_values[name] = when, values
             events.append(trace_events.counter(name, when, values))
 
     def on_finish(self, request: Request) -> None:
@@ -256,14 +258,14 @@ class Trace(Listener):
     def _end_row(self, events: list[str], row: Row, details: Mapping[str, object]) -> None:
         """End the request's outer slice, and before it what the request did last outside of steps."""
         now = max(self._micros(self._clock()), row.end)
-        for i, gap in enumerate(row.gaps):
-            is_last = i + 1 == len(row.gaps)
-            end = now if is_last else row.gaps[i + 1].since
+        ends = [*(gap.since for gap in row.gaps[1:]), now]  # each gap ends where the next begins
+        for gap, end in zip(row.gaps, ends, strict=False):  # without a gap, `now` is left over
             events.append(slice_event(REQUESTS, row.number, gap.since, end, gap.name))
         events.append(trace_events.end_slice(REQUESTS, row.number, now, details))
         self._free_since[row.number - 1] = now
 
     def _write(self, events: list[str]) -> None:
+        """Write events, and end the trace once its file is full."""
         self.file.write(events)
         if self.file.is_full:
             self._end(f"the size bound of {self.file.max_bytes:,} bytes is reached")

@@ -45,6 +45,7 @@ class TraceFile:
 
     @property
     def is_full(self) -> bool:
+        """Whether the events so far have `max_bytes` bytes or more."""
         return self.num_bytes >= self.max_bytes
 
     def write(self, events: list[str]) -> None:
@@ -68,9 +69,10 @@ class TraceFile:
         if self._thread.is_alive():
             logger.error("trace=%r: its disk has not answered in %d s", str(self.path), CLOSE_SECONDS)
 
-    # From here on, everything runs in the thread of this file.
+    # From here on, everything runs in the thread of this file, but for the first event.
 
     def _write_often(self) -> None:
+        """Write the events that wait, again and again until `end`, and then the closing bracket."""
         try:
             with self._file:
                 while not self._ending.wait(FLUSH_SECONDS):
@@ -88,6 +90,7 @@ class TraceFile:
         return "".join(f"{SEPARATOR}{piece}" for piece in pieces)
 
     def _write_all(self, text: str) -> None:
+        """Write all of `text`: one call of `write` may take a part only. Raises OSError."""
         data = text.encode()
         while data:
             data = data[self._file.write(data) :]

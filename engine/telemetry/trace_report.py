@@ -56,8 +56,8 @@ class TraceContent:
     requests: list[TracedRequest] = field(default_factory=list)
     steps: dict[int, TracedStep] = field(default_factory=dict)  # by number
     counted: Counter[str] = field(default_factory=Counter)  # what the engine's capabilities counted, by name
-    last: int = 0  # the latest time, in microseconds
-    end: str | None = None  # why the trace ended; None: it was cut off
+    last_time: int = 0  # the latest time of an event, in microseconds
+    end_reason: str | None = None  # why the trace ended; None: it was cut off
     open_rows: dict[int, TracedRequest] = field(default_factory=dict)  # by row: the request that has it
 
 
@@ -76,14 +76,14 @@ def read_trace(path: str | Path) -> TraceContent:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: no trace: {error}") from None
-    if not content.last and not content.requests:
+    if not content.last_time and not content.requests:
         raise ValueError(f"{path}: no trace: it has no event with a time")
     return content
 
 
 def _events(path: str | Path) -> Iterator[tuple[int, Event]]:
-    """The events of the file, each with the number of its line. Raises ValueError for a line that is none,
-    unless it is the last, which may be cut off.
+    """The events of the file, each with the number of its line. Raises ValueError for a line that is no
+    JSON, unless it is the last, which may be cut off.
     """
     with open(path, encoding="utf-8", errors="replace") as file:
         if file.readline(MAX_LINE).rstrip() != "[":
@@ -110,13 +110,13 @@ def _add_event(event: Event, content: TraceContent) -> None:
     kind, details = event["ph"], event.get("args", {})
     if kind == "M":
         return
-    start = _whole(event["ts"])
-    end = start + _whole(event.get("dur", 0))
-    content.last = max(content.last, end)
+    start = _whole_number(event["ts"])
+    end = start + _whole_number(event.get("dur", 0))
+    content.last_time = max(content.last_time, end)
     if kind == "i" and event["name"] == "end":
-        content.end = str(details["reason"])
+        content.end_reason = str(details["reason"])
     elif kind == "B":
-        request = content.open_rows[_whole(event["tid"])] = TracedRequest(start)
+        request = content.open_rows[_whole_number(event["tid"])] = TracedRequest(start)
         content.requests.append(request)
     elif kind == "E":
         reason = details["reason"]
@@ -124,10 +124,10 @@ def _add_event(event: Event, content: TraceContent) -> None:
     elif kind == "X" and event["pid"] == REQUESTS:
         _add_request_slice(content.open_rows[event["tid"]], event["name"], start, end, details)
     elif kind == "X" and event["pid"] == ENGINE:
-        step = content.steps.setdefault(_whole(details["step"]), TracedStep())
+        step = content.steps.setdefault(_whole_number(details["step"]), TracedStep())
         _add_step_slice(step, event["tid"], start, end, details)
         for name, amount in details.get("counted", {}).items():
-            content.counted[str(name)] += _whole(amount)
+            content.counted[str(name)] += _whole_number(amount)
 
 
 def _add_request_slice(request: TracedRequest, name: str, start: int, end: int, details: Event) -> None:
@@ -138,7 +138,8 @@ def _add_request_slice(request: TracedRequest, name: str, start: int, end: int, 
         request.num_preemptions += 1
     else:
         request.num_steps += 1
-        num_new = _whole(details["new"]) if details else 1  # a slice without arguments has brought one token
+        # A slice without arguments has brought one token.
+        num_new = _whole_number(details["new"]) if details else 1
         if num_new:
             request.token_times.append(end)
             request.num_tokens += num_new
@@ -152,11 +153,11 @@ def _add_step_slice(step: TracedStep, track: int, start: int, end: int, details:
         step.end, step.land = end, end - start
     elif track == DEVICE:
         step.device, step.failed = end - start, "error" in details
-        step.tokens, step.sequences = _whole(details["tokens"]), _whole(details["sequences"])
-        step.budget = _whole(details.get("budget", 0))
+        step.tokens, step.sequences = _whole_number(details["tokens"]), _whole_number(details["sequences"])
+        step.budget = _whole_number(details.get("budget", 0))
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     """A whole number from a trace. Raises ValueError for another value."""
     if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER or value != int(value):
         raise ValueError(f"{str(value)[:40]!r} where a whole number from 0 on is expected")
@@ -175,8 +176,8 @@ def trace_figures(content: TraceContent) -> dict[str, Any]:
     for request in ran:
         gaps += [later - earlier for earlier, later in pairwise(request.token_times)]
     return {
-        "seconds": content.last / 1e6,
-        "end": content.end,
+        "seconds": content.last_time / 1e6,
+        "end": content.end_reason,
         "requests": len(requests),
         "ended": dict(sorted(Counter(r.reason for r in requests if r.reason).items())),
         "output_tokens": sum(request.num_tokens for request in requests),
@@ -195,16 +196,20 @@ def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
     A step's time is from when its scheduling began to its own end, without what steps that began before it
     have of this. So the times of steps that overlap add up to the time that all took together.
     """
-    landed = [step for step in steps if step.start is not None and step.end is not None]
+    landed: list[TracedStep] = []
+    spans: list[tuple[int, int]] = []  # (start, end) of each step in `landed`
+    for step in steps:
+        if step.start is not None and step.end is not None:
+            landed.append(step)
+            spans.append((step.start, step.end))
     if not landed:
         return None
-    spans = [(step.start, step.end) for step in steps if step.start is not None and step.end is not None]
     times, last_end = [], 0
     for start, end in sorted(spans):
         times.append(max(end - max(start, last_end), 0))
         last_end = max(last_end, end)  # a stranger's step may lie within another
-    total = sum(times) or 1
-    bounded = [step.tokens / step.budget for step in landed if step.budget]
+    total = max(sum(times), 1)  # steps in a stranger's trace may have taken no time
+    fills = [step.tokens / step.budget for step in landed if step.budget]
     return {
         **(spread(times) or {}),
         "failed": sum(step.failed for step in landed),
@@ -213,7 +218,7 @@ def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
         "share_land": sum(step.land for step in landed) / total,
         "mean_sequences": sum(step.sequences for step in landed) / len(landed),
         "mean_tokens": sum(step.tokens for step in landed) / len(landed),
-        "fill": sum(bounded) / len(bounded) if bounded else None,
+        "fill": sum(fills) / len(fills) if fills else None,
     }
 
 

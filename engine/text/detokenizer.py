@@ -1,9 +1,9 @@
 """Turns a stream of token ids into text, and never returns half a character.
 
-Promises that the pieces, joined, equal `Tokenizer.decode` of all ids that the tokenizer knows, without those
-of special tokens. (A SentencePiece tokenizer, Part 20, also removes the space before a whole text.) A token
-stands for bytes, and the bytes of one character, such as an emoji, may be spread over several tokens. A
-`Detokenizer` keeps such bytes until the character is complete. An unknown id has no text and is no
+Promises that the pieces, joined, equal `Tokenizer.decode` of all ids that the tokenizer knows, by default
+without those of special tokens. (A SentencePiece tokenizer, Part 20, also removes the space before a whole
+text.) A token stands for bytes, and the bytes of one character, such as an emoji, may be spread over several
+tokens. A `Detokenizer` keeps such bytes until the character is complete. An unknown id has no text and is no
 error, because a model may have more ids than its tokenizer, and may choose one of them (Qwen3 does). Part 2.
 """
 

@@ -1,9 +1,9 @@
 """SentencePiece's kind of BPE, as tokenizer.json describes it (Llama 1 and 2, TinyLlama). Part 20.
 
 Byte-level BPE merges bytes. SentencePiece merges characters, and writes a space as "▁". A "▁" marks the
-beginning of a word, so a "▁" is also put before the first word, and its space is removed when text is
-decoded. A character without a token falls back to the tokens of its UTF-8 bytes, such as "<0xE2>", so every
-character can be encoded.
+beginning of a word, so most files have a "▁" put before the first word, too, and its space removed when text
+is decoded. A character without a token falls back to the tokens of its UTF-8 bytes, such as "<0xE2>", so
+every character can be encoded.
 
 Promises the ids of Hugging Face's `tokenizers`, and the same text for ids whose bytes are valid UTF-8.
 Invalid bytes become one U+FFFD for each broken character, as everywhere in this engine, so that a stream can
@@ -21,7 +21,7 @@ from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge
 from engine.text.vocabulary import byte_token_ids, merge_table
 
 SPACE = "▁"
-BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Where a "▁" is added. A stretch is the text between two added tokens (such as "</s>").
 # - "every": before each stretch.
 # - "always": before each stretch that does not begin with a space.
@@ -111,7 +111,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 def _bytes_of(token: str) -> bytes:
     """The bytes that a token stands for: one byte for "<0xE2>", else its characters with spaces for "▁"."""
-    byte = BYTE.fullmatch(token)
+    byte = BYTE_TOKEN.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
 
 

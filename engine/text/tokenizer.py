@@ -198,7 +198,7 @@ class Tokenizer:
         if isinstance(piece, AddedToken):
             yield piece.id
             return
-        piece = piece.replace(guard, "")
+        piece = piece.replace(guard, "")  # changes nothing if the guard is ""
         if self._normal_form:
             if MANY_MARKS.search(piece):
                 raise ValueError("text has more than 100 combining marks in a row: not a character")

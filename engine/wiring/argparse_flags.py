@@ -32,6 +32,7 @@ def add_flags(parser: argparse.ArgumentParser, specs: Iterable[Field]) -> argpar
 
 
 def _flag(name: str) -> str:
+    """The flag of an option: --max-loras for max_loras."""
     return "--" + name.replace("_", "-")
 
 

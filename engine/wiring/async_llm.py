@@ -46,6 +46,7 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLMEngine":
+        """As the constructor, under vLLM's name."""
         return cls(engine_args)
 
     async def generate(
@@ -100,9 +101,12 @@ class AsyncLLMEngine:
 
     @property
     def is_running(self) -> bool:
+        """Whether the engine's thread answers requests."""
         return self._thread.health()
 
     def shutdown(self) -> None:
-        """Abort all unfinished requests, stop the thread, and end the processes of other ranks."""
+        """Abort all unfinished requests, stop the thread, write and send what is left of a trace and of
+        spans, and end the processes of other ranks.
+        """
         self._thread.stop()
         self.engine.shutdown()

@@ -20,7 +20,7 @@ NAMES = (*PYTORCH_KERNELS, "triton")
 def attention_kernel(
     name: str, head_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> VarlenKernel:
-    """The kernel called `name`, for heads of `head_dim` numbers on this device and in this dtype.
+    """The kernel called `name`, one of NAMES, for heads of `head_dim` numbers on this device, in this dtype.
 
     Raises ValueError if the name is unknown, or with the reason why the kernel cannot run here.
     """

@@ -53,9 +53,9 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     with ExitStack() as on_failure:
         on_failure.callback(watchers.close)
         devices = load_devices(args)
-        on_failure.callback(lambda: devices.executor.shutdown())
+        on_failure.callback(devices.executor.shutdown)
         engine = _compose(devices, recording, listeners, watchers)
-        on_failure.pop_all()
+        on_failure.pop_all()  # the engine's shutdown does both from now on
     return engine
 
 

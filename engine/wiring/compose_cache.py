@@ -82,25 +82,26 @@ def make_memory(
     block_size, max_model_len = _block_size(args), sizes.max_model_len
     token_bytes = _token_bytes(configs, parameter)
     block_bytes = block_size * token_bytes
-    available = kv_cache_bytes(args, configs, sizes, parameter)
-    needed = _num_blocks(args, max_model_len) * block_bytes  # for one sequence
-    if available < needed:
+    available_bytes = kv_cache_bytes(args, configs, sizes, parameter)
+    needed_bytes = _num_blocks(args, max_model_len) * block_bytes  # for one sequence
+    if available_bytes < needed_bytes:
         blocks = "" if args.kv_cache == "slots" else f" in blocks of {block_size} tokens"
         raise ValueError(
-            f"max_model_len={max_model_len} needs {needed:,} bytes of cache{blocks}; "
-            f"there are {available:,}, enough for max_model_len={available // block_bytes * block_size}"
+            f"max_model_len={max_model_len} needs {needed_bytes:,} bytes of cache{blocks}; "
+            f"there are {available_bytes:,}, enough for max_model_len="
+            f"{available_bytes // block_bytes * block_size}"
         )
     device, dtype = parameter.device, parameter.dtype
     kernel = attention_kernel(args.attention, config.head_dim, device, dtype)
     make: Callable[[], Memory]
     if args.kv_cache == "slots":
-        num_slots = min(sizes.max_num_seqs, available // (max_model_len * token_bytes))
+        num_slots = min(sizes.max_num_seqs, available_bytes // (max_model_len * token_bytes))
         make = partial(SlotMemory, config, num_slots, max_model_len, device, dtype, kernel)
     else:
         make = partial(
             PageMemory,
             config,
-            available // block_bytes,
+            available_bytes // block_bytes,
             block_size,
             device,
             dtype,
@@ -108,7 +109,7 @@ def make_memory(
             num_swap_blocks=_num_swap_blocks(args, block_bytes),
             **_page_kernels(args.attention),
         )
-    return _allocate(make, args, available)
+    return _allocate(make, args, available_bytes)
 
 
 def plan_of(args: EngineArgs, memory: Memory, window: int | None = None) -> KVCacheManager:
@@ -132,7 +133,8 @@ def free_and_total_memory(device: torch.device) -> tuple[int, int]:
         return torch.cuda.mem_get_info(device)
     free, total = host_memory()
     total = sys.maxsize if total is None else total
-    return total if free is None else free, total
+    free = total if free is None else free
+    return free, total
 
 
 def _allocate(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> Memory:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
 ADAPTERS, WATCHING = "Adapters", "What it does, seen from outside"
-MODELS_OWN, VLLMS_OWN = "auto", "vllm"  # values of generation_config that are no folder
+FROM_MODEL, FROM_VLLM = "auto", "vllm"  # values of generation_config that are no folder
 Device = Any  # a name such as cuda:0, or a torch.device
 DType = Any  # a name such as float16, or a torch.dtype
 SHORT_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
@@ -105,10 +105,10 @@ class EngineArgs:
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."
     )
     generation_config: str | Path = _option(
-        MODELS_OWN,
+        FROM_MODEL,
         REQUESTS,
         "Sampling defaults: auto (the model's generation_config.json), vllm (none), or that file's folder.",
-        completions=(MODELS_OWN, VLLMS_OWN),
+        completions=(FROM_MODEL, FROM_VLLM),
     )
     max_num_seqs: int | None = _option(None, REQUESTS, "Requests running at once; default: 16, on a GPU 256.")
     max_num_batched_tokens: int | None = _option(
@@ -217,9 +217,9 @@ class EngineArgs:
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
         source = str(self.generation_config)
         has_file = source.strip() and Path(source, "generation_config.json").is_file()
-        if source not in (MODELS_OWN, VLLMS_OWN) and not has_file:
+        if source not in (FROM_MODEL, FROM_VLLM) and not has_file:
             raise ValueError(
-                f"generation_config={source!r}: accepted are {MODELS_OWN}, {VLLMS_OWN}, and a folder "
+                f"generation_config={source!r}: accepted are {FROM_MODEL}, {FROM_VLLM}, and a folder "
                 "with a generation_config.json"
             )
         share = self.gpu_memory_utilization
@@ -264,9 +264,9 @@ def _check_value(spec: Field, value: Any) -> None:
     may_be_none = type(None) in get_args(spec.type)
     if value is not None or not may_be_none:
         is_count = spec.type in (int, int | None) and spec.name != "seed"
-        if is_count and not (_is_a(value, int) and value >= 1):
+        if is_count and not (_is_number(value, int) and value >= 1):
             raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-        if spec.type in (float, float | None) and not _is_a(value, int | float):
+        if spec.type in (float, float | None) and not _is_number(value, int | float):
             raise ValueError(f"{spec.name}={value!r}: a number is accepted")
     letter = spec.metadata["extension"]
     if letter and value != spec.default and not is_here(letter):
@@ -277,7 +277,7 @@ def _check_value(spec: Field, value: Any) -> None:
         )
 
 
-def _is_a(value: Any, kind: type | UnionType) -> bool:
+def _is_number(value: Any, kind: type | UnionType) -> bool:
     """Whether `value` is a number of this kind. To Python, True and False are numbers, too."""
     return isinstance(value, kind) and not isinstance(value, bool)
 

@@ -11,7 +11,7 @@ from typing import Any
 from engine.decoding.recommended import recommended_params
 from engine.models.checkpoint import read_json, resolve
 from engine.models.config import ModelConfig, eos_token_ids
-from engine.wiring.engine_args import MODELS_OWN, VLLMS_OWN, EngineArgs
+from engine.wiring.engine_args import FROM_MODEL, FROM_VLLM, EngineArgs
 
 
 def recommended_values(args: EngineArgs) -> dict[str, Any]:
@@ -19,9 +19,9 @@ def recommended_values(args: EngineArgs) -> dict[str, Any]:
     for a model without the file. Raises ParameterError for a value out of range, CheckpointError if the file
     cannot be read.
     """
-    if args.generation_config == VLLMS_OWN:
+    if args.generation_config == FROM_VLLM:
         return {}
-    folder = resolve(args.model if args.generation_config == MODELS_OWN else args.generation_config)
+    folder = resolve(args.model if args.generation_config == FROM_MODEL else args.generation_config)
     path = folder / "generation_config.json"
     return recommended_params(read_json(path)) if path.exists() else {}
 
@@ -42,7 +42,7 @@ def with_eos_tokens(config: ModelConfig, args: EngineArgs) -> ModelConfig:
     """The config with the tokens that end a text. If `args.generation_config` is a folder, they come from its
     file; otherwise the config has the model's already. Raises CheckpointError if the file cannot be read.
     """
-    if args.generation_config in (MODELS_OWN, VLLMS_OWN):
+    if args.generation_config in (FROM_MODEL, FROM_VLLM):
         return config
     folder = Path(args.generation_config)
     return replace(config, eos_token_ids=eos_token_ids(folder, config.raw))

@@ -193,8 +193,8 @@ class LLM:
         return extension.beam_search(self.engine, parsed, params, use_tqdm, concurrency_limit)
 
     def shutdown(self) -> None:
-        """End the processes of other ranks (tensor_parallel_size), if there are any, before this one ends.
-        Generate nothing after this.
+        """Write and send what is left of a trace and of spans, and end the processes of other ranks
+        (tensor_parallel_size), if there are any. Generate nothing after this.
         """
         self.engine.shutdown()
 
@@ -217,7 +217,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache, so that the next prompt is computed as a whole. Returns False, and changes
-        nothing, while a stream is under way. With slots there is no prefix cache, and the result is True.
+        nothing, while a stream's request holds memory. With slots there is no prefix cache, and the result is
+        True.
         """
         cache = self.engine.scheduler.cache
         return cache.reset_prefix_cache() if isinstance(cache, PagedCache) else True

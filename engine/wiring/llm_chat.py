@@ -1,8 +1,7 @@
 """Turns the conversations that users hand to `LLM.chat` into prompts. Part 20."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
@@ -70,4 +69,4 @@ def params_for_rest(params: SamplingParams | None, beginning: str) -> SamplingPa
         structure = params.structured_outputs.continuing(beginning)
     except StructureError as error:
         raise ParameterError("messages", f"messages: the content that is to be continued: {error}") from None
-    return dataclasses.replace(params, structured_outputs=structure)
+    return replace(params, structured_outputs=structure)

@@ -52,4 +52,5 @@ class Progress:
             self.bar.update(1 if output.finished else 0)
 
     def close(self) -> None:
+        """Leave the bar as it is, or remove it if it was made so."""
         self.bar.close()

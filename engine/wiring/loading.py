@@ -50,5 +50,5 @@ def implementation(config: ModelConfig) -> str:
     """The architecture and the package that computes it, such as "llama by ruvon", or "mixtral by
     transformers, without CUDA graphs".
     """
-    limit = "" if config.model_impl == OURS else ", without CUDA graphs"
-    return f"{config.model_type} by {config.model_impl}{limit}"
+    limitation = "" if config.model_impl == OURS else ", without CUDA graphs"
+    return f"{config.model_type} by {config.model_impl}{limitation}"

@@ -44,7 +44,7 @@ def load_devices(args: EngineArgs) -> Devices:
     backend = "nccl" if device_names[0] != "cpu" and len(set(device_names)) == size else "gloo"
     threads = max(1, torch.get_num_threads() // size)
 
-    def options(rank: int) -> Mapping[str, Any]:
+    def options_for(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
         # Only rank 0 writes the recording and the trace.
         rank_args = replace(
@@ -57,7 +57,7 @@ def load_devices(args: EngineArgs) -> Devices:
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:
-        workers = Workers(size, options)
+        workers = Workers(size, options_for)
     except OSError as error:
         raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
     try:
@@ -67,7 +67,7 @@ def load_devices(args: EngineArgs) -> Devices:
         workers.on_stop(group.close)
         try:
             devices = load_one_device(replace(args, device=device_names[0]), ProcessRank(group, workers))
-        except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
+        except RuntimeError:  # perhaps of a sum: then RankLost says which rank's end is the cause
             with workers.raising_rank_lost():
                 raise
     except RankLost as error:
@@ -134,7 +134,8 @@ def _device_names(args: EngineArgs) -> list[str]:
     option = f"tensor_parallel_size={size}"
     if os.name != "posix":
         raise ValueError(f"{option} needs Linux or macOS; 1 is accepted here")
-    device, num_gpus = str(with_defaults(args)[0].device), torch.cuda.device_count()
+    full_args, _ = with_defaults(args)
+    device, num_gpus = str(full_args.device), torch.cuda.device_count()
     if device == "cpu":
         return ["cpu"] * size
     if device != "cuda":

@@ -5,7 +5,7 @@ import pytest
 
 from engine.decoding.sampling_state import allowed_by
 from engine.structured.choice import Choice
-from engine.structured.constraint import Constraint
+from engine.structured.constraint import OutputConstraint
 from engine.structured.vocabulary import Vocabulary
 from tests.partB.words import ids, shown, vocabulary
 
@@ -76,7 +76,7 @@ def test_two_tokens_may_have_the_same_bytes():
 
 def test_a_constraint_without_tokens_that_end_an_output_allows_words_alone(choice):
     output: list[int] = []
-    constraint = Constraint(choice, [], output)
+    constraint = OutputConstraint(choice, [], output)
     assert shown(constraint.masks([])[0]) == {"yes", "ye", "no", "n", "a", "ab"}
     output += ids("yes")
     assert shown(constraint.masks([])[0]) == set(), "the output is whole, and nothing can end it"

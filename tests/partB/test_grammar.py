@@ -12,7 +12,7 @@ from engine.decoding.sampling_state import allowed_by
 from engine.decoding.structured import StructuredOutputsParams
 from engine.structured import compiler as module
 from engine.structured.compiler import Compiler, StructuredOutputsConfig
-from engine.structured.constraint import Constraint
+from engine.structured.constraint import OutputConstraint
 from engine.text.sentencepiece import SentencePieceTokenizer, from_tokenizer_json
 from engine.text.tokenizer import Tokenizer
 from tests.part20.sentencepiece import FORMS, tokenizer_json
@@ -111,7 +111,7 @@ def test_a_grammar_may_call_itself():
 
 def test_an_end_may_come_where_the_text_fits_and_must_where_nothing_else_does():
     output: list[int] = []
-    constraint = Constraint(structure(regex="ab?"), EOS, output)
+    constraint = OutputConstraint(structure(regex="ab?"), EOS, output)
     for text, may_come in (("a", ["a"]), ("b", ["b", "<|endoftext|>"]), ("", ["<|endoftext|>"])):
         (mask,) = constraint.masks([])
         assert sorted(map(TOKENIZER.decode, ([id] for id in allowed_ids(mask)))) == sorted(may_come)
@@ -120,7 +120,7 @@ def test_an_end_may_come_where_the_text_fits_and_must_where_nothing_else_does():
 
 def test_drafts_get_masks_as_far_as_they_fit_and_are_taken_back():
     a, b = (TOKENIZER.encode(text)[0] for text in "ab")
-    constraint = Constraint(structure(regex="ab?"), EOS, [])
+    constraint = OutputConstraint(structure(regex="ab?"), EOS, [])
     before = constraint.masks([])[0].tolist()
     assert len(constraint.masks([a, b, EOS[0], EOS[0]])) == 5
     assert len(constraint.masks([a, a, b])) == 2, "the row behind the first that does not fit has none"
@@ -129,7 +129,7 @@ def test_drafts_get_masks_as_far_as_they_fit_and_are_taken_back():
 
 
 def test_a_constraint_that_has_failed_allows_nothing_and_says_why_however_often_it_is_asked():
-    constraint = Constraint(structure(regex="ab?"), EOS, TOKENIZER.encode("b"))
+    constraint = OutputConstraint(structure(regex="ab?"), EOS, TOKENIZER.encode("b"))
     for _ in range(2):
         (mask,) = constraint.masks([])
         assert allowed_ids(mask) == []
