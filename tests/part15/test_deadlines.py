@@ -265,6 +265,7 @@ def test_at_the_very_time_of_the_deadline_it_has_come():
         await asyncio.sleep(10)
         assert asyncio.get_running_loop().time() == stream._ends_at
         last = await anext(stream)
-        assert (last.outputs[0].text, feed.asked) == ("a", 1), "at the deadline its time is over, not after it"
+        rule = "at the deadline its time is over, not after it"
+        assert (last.outputs[0].text, feed.asked) == ("a", 1), rule
 
     instant.run(test())
