@@ -24,8 +24,9 @@ details { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 8px 14px; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 nav a { margin-right: 1rem; }
-@media (pointer: coarse) { summary { padding: .6rem 0; } 
-  nav a { display: inline-block; min-width: 40px; padding: .6rem 0; } }
+@media (pointer: coarse) {
+  summary { padding: .6rem 0; } nav a { display: inline-block; min-width: 40px; padding: .6rem 0; }
+}
 summary b { display: inline-block; min-width: 3.5rem; }
 summary span { color: var(--soft); margin-left: .6rem; }
 h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }
