@@ -6,14 +6,16 @@
 
 A yardstick is work that no change of ours can make faster: a bare read of 64 MB (memory), a product of two
 matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
-process of its own, with one thread. A record is kept, with both yardsticks in it, if each measure has the
-same median before and after to within a tenth, and lay within a tenth of its first quartile: a neighbour on a
-shared machine only ever makes it slower, so the machine was itself at least half of the time, and medians
-over alternated rounds hold. Otherwise the record that was there before stands again.
+process of its own, with one thread. The sitting's first quiet yardstick is its reference. A record is kept,
+with all three yardsticks in it, if each measure has the same median in them to within a tenth, and this lies
+within a tenth of its first quartile: a neighbour on a shared machine only ever makes it slower, so the machine
+was itself at least half of the time. Otherwise the record that was there before stands again. So all that a
+sitting keeps was measured on a machine in one state. The rounds of a benchmark are not judged: README.md of
+this folder says why.
 
-Before a benchmark begins, up to `--patience` yardsticks (some seconds each) wait for a quiet one. What was
-refused is tried again when all others had their turn, up to `--tries` times in all. The exit status is 1 if
-something was not kept in the end.
+Before a benchmark begins, up to `--patience` yardsticks (some seconds each) wait for a quiet one that agrees
+with the reference. What was refused is tried again when all others had their turn, up to `--tries` times in
+all. The exit status is 1 if something was not kept in the end.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -35,6 +38,7 @@ from benchmarks.record import RESULTS, ROOT
 
 ROUNDS = 161  # some four seconds: what disturbs comes and goes within one
 MOST = 1.1  # times as long: more than that is another machine
+REFERENCE = "at the sitting's first yardstick"
 
 Measures = dict[str, dict[str, float]]  # of each measure: median, first and third quartile, in ms
 
@@ -62,6 +66,10 @@ def measure(times: list[float]) -> dict[str, float]:
     return {"median_ms": round(median, 4), "first_ms": round(first, 4), "third_ms": round(third, 4)}
 
 
+class Restless(Exception):
+    """Why the machine is not still enough to measure on."""
+
+
 def unquiet(measures: Measures) -> str | None:
     """Why a yardstick is not quiet; None if it is."""
     for name, seen in measures.items():
@@ -70,16 +78,31 @@ def unquiet(measures: Measures) -> str | None:
     return None
 
 
-def restless(before: Measures, after: Measures) -> str | None:
-    """Why what was recorded between the two yardsticks is not kept; None if the machine stayed the same."""
-    for when, measures in (("before", before), ("after", after)):
-        if why := unquiet(measures):
-            return f"{when} it, {why}"
-    for name in before:
-        medians = before[name]["median_ms"], after[name]["median_ms"]
-        if max(medians) > MOST * min(medians):
-            return f"{name} took {medians[0]:.3g} ms before and {medians[1]:.3g} ms after"
+def changed(yardsticks: dict[str, Measures]) -> str | None:
+    """Why the machine is not the same in all yardsticks, named by when they were taken; None if it is."""
+    for (when, one), (later, other) in combinations(yardsticks.items(), 2):
+        for name in one:
+            medians = one[name]["median_ms"], other[name]["median_ms"]
+            if max(medians) > MOST * min(medians):
+                return f"{name} took {medians[0]:.3g} ms {when} and {medians[1]:.3g} ms {later}"
     return None
+
+
+def wait_until_quiet(
+    yardstick: Callable[[], Measures], patience: int, reference: Measures | None = None
+) -> Measures:
+    """The first quiet yardstick that agrees with the `reference`, where there is one. Restless: none of the
+    first `patience` does.
+    """
+    why = None
+    for _ in range(patience):
+        measures = yardstick()
+        why = unquiet(measures)
+        if why is None and reference is not None:
+            why = changed({REFERENCE: reference, "before it": measures})
+        if why is None:
+            return measures
+    raise Restless(f"{patience} yardsticks were refused, the last: {why}")
 
 
 def in_its_own_process() -> Measures:
@@ -99,31 +122,35 @@ def run(benchmark: str) -> int:
 
 def sit(
     benchmark: str,
+    reference: Measures,
     run: Callable[[str], int] = run,
     yardstick: Callable[[], Measures] = in_its_own_process,
     folder: Path = RESULTS,
     patience: int = 1,
 ) -> str | None:
-    """Run a benchmark between two yardsticks, once one of the first `patience` is quiet. Why its records were
-    not kept, or None: they were.
+    """Run a benchmark between two yardsticks, once one of the first `patience` is quiet and agrees with the
+    sitting's `reference`. Why its records were not kept, or None: they were.
     """
     pattern = benchmark.split()[0] + "*.json"
     stood = {path: path.read_bytes() for path in folder.glob(pattern)}
-    for _ in range(patience):
-        before = yardstick()
-        why = unquiet(before)
-        if why is None:
-            break
-    else:
-        return f"it was not begun, {patience} yardsticks were not quiet: {why}"
+    try:
+        before = wait_until_quiet(yardstick, patience, reference)
+    except Restless as error:
+        return f"it was not begun, {error}"
     status = run(benchmark)
     after = yardstick()
-    why = f"it ended with status {status}" if status else restless(before, after)
+    if status:
+        why = f"it ended with status {status}"
+    elif why := unquiet(after):
+        why = f"after it, {why}"
+    else:
+        why = changed({"before it": before, "after it": after, REFERENCE: reference})
+    yardsticks = {"reference": reference, "before": before, "after": after}
     for path in folder.glob(pattern):
         if stood.get(path) == path.read_bytes():
             continue
         if why is None:
-            content = json.loads(path.read_text()) | {"yardstick": {"before": before, "after": after}}
+            content = json.loads(path.read_text()) | {"yardstick": yardsticks}
             path.write_text(json.dumps(content, indent=1) + "\n")
         elif path in stood:
             path.write_bytes(stood[path])
@@ -132,7 +159,7 @@ def sit(
     return why
 
 
-def sit_all(benchmarks: list[str], tries: int, sit: Callable[[str], str | None] = sit) -> list[str]:
+def sit_all(benchmarks: list[str], tries: int, sit: Callable[[str], str | None]) -> list[str]:
     """Each in turn, then those that were refused again, up to `tries` times: those that never were kept."""
     left = benchmarks
     for number in range(1, tries + 1):
@@ -162,7 +189,12 @@ def main() -> None:
     elif not options.benchmarks or min(options.patience, options.tries) < 1:
         parser.error("name a benchmark; --patience and --tries are at least 1")
     else:
-        sys.exit(bool(sit_all(options.benchmarks, options.tries, partial(sit, patience=options.patience))))
+        try:
+            reference = wait_until_quiet(in_its_own_process, options.patience)
+        except Restless as error:
+            sys.exit(f"nothing was begun, {error}")
+        sit_once = partial(sit, reference=reference, patience=options.patience)
+        sys.exit(bool(sit_all(options.benchmarks, options.tries, sit_once)))
 
 
 if __name__ == "__main__":

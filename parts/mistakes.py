@@ -48,7 +48,7 @@ class Verdict:
 
     mistake: Mistake
     test: str  # the one that a learner is shown; empty: none failed
-    says: str  # its E-lines
+    says: str  # its E-lines; pytest's last lines, where it did not come to its end
     problem: str  # what is wrong with that; empty: nothing
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     with written(tree, exercise.path, wrong):
         run = warm.pytest(tree, [*exercise.tests, *UP_TO_THE_FIRST], SECONDS)
     if run.problem:
-        return Verdict(mistake, "", "", run.problem)
+        return Verdict(mistake, "", run.last_lines, run.problem)
     if not run.failures:
         return Verdict(mistake, "", "", f"no test of {', '.join(exercise.tests)} rejects it")
     failure = run.failures[0]
@@ -133,7 +133,7 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
         with written(tree, exercise.path, wrong):
             run = warm.pytest(tree, [*calling, *UP_TO_THE_FIRST], SECONDS)
         if run.problem:
-            return Verdict(mistake, "", "", run.problem)
+            return Verdict(mistake, "", run.last_lines, run.problem)
         failure = run.failures[0] if run.failures else failure
     says = essence(failure.report)
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))

@@ -41,6 +41,7 @@ LIBRARIES = (
     "uvicorn",
 )
 NOT_LOADED = ("nbval", "schemathesis")  # pytest's settings say so
+ENDED = (0, 1, 5)  # pytest's exit codes: all passed, some failed, there was nothing to run
 NOT_THE_LEARNERS = ("BUILD_NUMBER", "CI", "COV_", "PYTEST_", "PYTHONDONTWRITE", "PYTHONPATH", "RUVON_")
 
 
@@ -67,6 +68,11 @@ class Run:
     output: str  # what was printed
     seconds: float
     problem: str  # why there are no more results than these; empty: pytest came to its end
+
+    @property
+    def last_lines(self) -> str:
+        """The last five lines of what was printed."""
+        return "\n".join(self.output.rstrip().splitlines()[-5:])
 
 
 class Warm:
@@ -149,7 +155,10 @@ def _fork(plugins: list, tree: str, arguments: list[str], seconds: float, env: d
     if killed:
         found["problem"] = f"pytest did not end within {seconds:g} seconds"
     elif result.exists():
-        found = json.loads(result.read_text()) | {"problem": ""}
+        found = json.loads(result.read_text())
+        code = found.pop("code")
+        stopped = f"pytest stopped with exit code {code}, and no test had failed"  # a broken conftest.py
+        found["problem"] = "" if code in ENDED or found["failures"] else stopped
     return found | {"output": log.read_text(errors="replace"), "seconds": time.monotonic() - start}
 
 
@@ -186,7 +195,7 @@ def _pytest(plugins: list, tree: str, arguments: list[str], result: Path, log: P
         ignored = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = pytest.main([*arguments, *ignored], [*plugins, recorder])
         engine = getattr(sys.modules.get("engine"), "__file__", None)
-        result.write_text(json.dumps({"engine": engine} | vars(recorder)))
+        result.write_text(json.dumps({"engine": engine, "code": int(code)} | vars(recorder)))
     except BaseException:
         traceback.print_exc()
     finally:

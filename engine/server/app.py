@@ -6,13 +6,14 @@ scheduling. Later parts add routes through `extensions`.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 
 from engine.decoding.prompts import Prompt
 from engine.machine.version import ruvon_version
@@ -20,7 +21,7 @@ from engine.server import errors, responses
 from engine.server.backend import Backend
 from engine.server.complete import complete, refuse_unknown
 from engine.server.docs_page import HEADERS as docs_headers
-from engine.server.docs_page import docs_page
+from engine.server.docs_page import PAGES, docs_page
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.middleware import (
     ApiKey,
@@ -36,7 +37,7 @@ from engine.server.protocol import CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
-OPEN_PATHS = frozenset(["/health", "/ping"])
+OPEN_PATHS = frozenset(["/health", "/ping", "/docs", "/openapi.json"])  # as in vLLM
 
 
 def no_details(name: str) -> dict[str, Any]:
@@ -90,11 +91,12 @@ def create_app(
     )
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
-    _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
+    open_paths = OPEN_PATHS | set(open_paths)
+    _add_middleware(app, api_key, open_paths, allowed_hosts, max_body_bytes, max_requests)
     _add_status_routes(app, backend)
     _add_model_routes(app, backend, details_of)
     _add_completions_route(app, backend, api or Completions())
-    _add_description_routes(app)
+    _add_description_routes(app, open_paths if api_key else None)
     for extend in extensions:
         extend(app, backend)
     if root_path:
@@ -187,17 +189,25 @@ def _add_completions_route(app: FastAPI, backend: Backend, api: Completions[Comp
         return await complete(backend, request, body, prompts, api)
 
 
-def _add_description_routes(app: FastAPI) -> None:
-    """Add the app's own description: as a page, and as JSON."""
+def _add_description_routes(app: FastAPI, open_paths: Collection[str] | None) -> None:
+    """Add the app's own description: as a page, and as JSON. `open_paths`: what needs no API key; None: the
+    server has no key.
+    """
 
-    # Both are made at the first request, when all extensions have added their routes.
+    # All are made at the first request, when all extensions have added their routes.
     @cache
-    def description() -> bytes:
-        return bytes(JSONResponse(app.openapi()).body)
+    def description() -> dict[str, Any]:
+        return app.openapi() if open_paths is None else _with_key(app.openapi(), open_paths)
+
+    @cache
+    def description_json() -> bytes:
+        return bytes(JSONResponse(description()).body)
 
     @cache
     def page() -> bytes:
-        return docs_page(app.openapi()).encode()
+        paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
+        pages = {path: name for path, name in PAGES.items() if path in paths}
+        return docs_page(description(), pages).encode()
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -205,4 +215,16 @@ def _add_description_routes(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(description(), media_type="application/json")
+        return Response(description_json(), media_type="application/json")
+
+
+def _with_key(description: Mapping[str, Any], open_paths: Collection[str]) -> dict[str, Any]:
+    """An OpenAPI description, and that every route but `open_paths` needs the API key."""
+    paths = {}
+    for path, operations in description["paths"].items():
+        if path in open_paths:
+            operations = {method: operation | {"security": []} for method, operation in operations.items()}
+        paths[path] = operations
+    scheme = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    components = description.get("components", {}) | {"securitySchemes": scheme}
+    return {**description, "paths": paths, "components": components, "security": [{"ApiKey": []}]}

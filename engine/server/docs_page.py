@@ -1,7 +1,8 @@
 """GET /docs: every route and every field, as a page without scripts. Part 4.
 
 The page is written from the app's own description, /openapi.json, so that it cannot say something else. It
-loads nothing, from this host or another, and needs the API key like the routes that it describes.
+loads nothing, from this host or another. Both are open if the server has an API key: they say nothing that
+this package's source does not say.
 """
 
 import hashlib
@@ -22,7 +23,10 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper)
 details { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 8px 0;
   padding: 8px 14px; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
-@media (pointer: coarse) { summary { padding: .6rem 0; } }
+nav a { margin-right: 1rem; }
+@media (pointer: coarse) {
+  summary { padding: .6rem 0; } nav a { display: inline-block; min-width: 40px; padding: .6rem 0; }
+}
 summary b { display: inline-block; min-width: 3.5rem; }
 summary span { color: var(--soft); margin-left: .6rem; }
 h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }
@@ -56,6 +60,7 @@ BOUNDS = {
     "maxProperties": "at most {} entries",
     "pattern": "matching {}",
 }
+PAGES = {"/": "Chat", "/dashboard": "Dashboard", "/engine": "Engine"}  # which later parts may have added
 MAX_DEPTH = 3  # fields of fields of fields are shown
 NOT_LISTED = "Not listed: the pages that a browser shows, and what they alone load; both may change."
 
@@ -68,21 +73,37 @@ class FieldRow(NamedTuple):
     is_required: bool
 
 
-def docs_page(description: Mapping[str, Any]) -> str:
-    """The page for an OpenAPI description, as HTML."""
+def docs_page(description: Mapping[str, Any], pages: Mapping[str, str]) -> str:
+    """The page for an OpenAPI description, as HTML, with links to `pages`: path -> name."""
     title = escape(f"{description['info']['title']}: routes and fields")
     schemas = description.get("components", {}).get("schemas", {})
     routes = []
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             routes.append(_route(method, path, operation, schemas))
+    # Relative to /docs, so that they also lead there under a proxy's path.
+    links = [f'<a href="{path.removeprefix("/") or "./"}">{name}</a>' for path, name in pages.items()]
+    nav = f'<nav aria-label="page">{" ".join(links)}</nav>' if links else ""
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code>. {NOT_LISTED}</p>"
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{nav}<main>'
+        f'<h1>{title}</h1><p>The same as JSON: <a href="openapi.json">/openapi.json</a>. {NOT_LISTED}</p>'
+        f"{_key_rule(description)}"
         f"{''.join(routes)}</main>"
         "</body></html>"
     )
+
+
+def _key_rule(description: Mapping[str, Any]) -> str:
+    """Which routes need the API key, as a paragraph; empty if the server has no key."""
+    if not description.get("security"):
+        return ""
+    open_paths = []
+    for path, operations in description["paths"].items():
+        if any(operation.get("security") == [] for operation in operations.values()):
+            open_paths.append(f"<code>{escape(path)}</code>")
+    but = f", but {', '.join(open_paths)}" if open_paths else ""
+    return f"<p>Each route{but} needs the header <code>Authorization: Bearer KEY</code>.</p>"
 
 
 def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:

@@ -207,7 +207,7 @@ def test_wrong_method_is_a_405_that_says_which_is_allowed(client, path):
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer secret2", "secret", "Basic secret"])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/nothing", "/docs"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/nothing", "/version"])
 def test_without_the_api_key_every_route_is_a_401(url, path, header):
     with http(url) as client:
         answer = client.post(path, json=GOOD, headers={"authorization": header} if header else {})

@@ -191,3 +191,14 @@ def test_a_part_writes_three_results_and_one_without_tokens_none():
     )
     assert (parts[24:] == 7).all(), "the second part has no tokens and writes nothing; nor do rows that pad"
     assert maxima[1] == totals[1] == 7, "the second part has no tokens and writes nothing"
+
+
+@pytest.mark.parametrize("num_tokens", [64, 128], ids=["one part", "two parts"])
+def test_a_part_that_begins_at_the_end_has_no_tokens(num_tokens):
+    _, parts, maxima, totals = written(4, num_tokens, Dh=24)
+    full = num_tokens // 64
+    assert totals[:full].tolist() == [64.0] * full, "the tokens fill whole parts"
+    rule = "token `length` is behind the end: a part whose first token it is has none, and writes nothing"
+    assert (maxima[full:] == 7).all(), rule
+    assert (totals[full:] == 7).all(), rule
+    assert (parts[full * 24 :] == 7).all(), rule

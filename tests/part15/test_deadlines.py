@@ -9,6 +9,7 @@ from engine.server.admission import AdmittedStream
 from engine.server.deadline import Arrival, _arrival, parse_seconds
 from engine.server.errors import RequestError
 from tests.part04.serving import ends
+from tests.part15 import instant
 from tests.part15.fakes import PARAMS, TOKENS, Feed, admission, held, output, run, turns
 
 SOON = 0.05  # seconds: a deadline that comes while the test waits for it
@@ -252,3 +253,19 @@ def test_a_client_that_leaves_while_waiting_gives_its_places_back():
         assert (held(backend), feed.closed) == ((0, 0), 1), "a reader that was cancelled has left"
 
     run(test())
+
+
+def test_at_the_very_time_of_the_deadline_it_has_come():
+    """On a clock that stands still between two readings."""
+
+    async def test():
+        stream, feed = admitted(admission(), 10)
+        feed.say(output(("a", None)), output(("ab", "stop")))
+        await anext(stream)
+        await asyncio.sleep(10)
+        assert asyncio.get_running_loop().time() == stream._ends_at
+        last = await anext(stream)
+        rule = "at the deadline its time is over, not after it"
+        assert (last.outputs[0].text, feed.asked) == ("a", 1), rule
+
+    instant.run(test())

@@ -169,3 +169,31 @@ def test_a_part_without_the_file_is_refused(repo):
     (repo / "parts/02_two/mistakes.toml").unlink()
     with pytest.raises(SeriesError, match=re.escape("02_two/mistakes.toml is missing")):
         load_mistakes(repo, load_parts(repo)[1])
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "code", "last"),
+    [
+        ("tests/part02/conftest.py", "import no_such_module\n", 4, "No module named 'no_such_module'"),
+        (
+            "tests/part02/test_two.py",
+            "def test_two():\n    raise KeyboardInterrupt\n",
+            2,
+            "KeyboardInterrupt",
+        ),
+        (
+            "tests/part02/conftest.py",
+            "def pytest_collection_modifyitems():\n    raise RuntimeError('a broken hook')\n",
+            3,
+            "a broken hook",
+        ),
+    ],
+    ids=["conftest", "interrupted", "internal error"],
+)
+def test_where_pytest_stopped_it_is_not_said_that_no_test_rejects_it(tiny, warm, file, source, code, last):
+    _, part, tree = tiny
+    write(tree, file, source)
+    mistake = Mistake("engine/two.py:Two.value", "a name", "return total + one()", "two", "return total")
+    verdict = judge(warm, tree, part, mistake)
+    assert verdict.problem == f"pytest stopped with exit code {code}, and no test had failed"
+    assert last in verdict.says, "its last lines"

@@ -27,7 +27,10 @@ from tests.system.attack import (
 
 KEY = {"authorization": "Bearer secret"}
 HOST = b"host: localhost\r\n"
-WATCHED = ("/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js", "/engine")
+WATCHED = (
+    "/metrics", "/dashboard", "/dashboard/data", "/dashboard/dashboard.js", "/engine",
+    "/docs", "/openapi.json",
+)  # fmt: skip
 LONG = "word " * 400
 
 
@@ -114,7 +117,8 @@ ODD = {
                 "/dashboard/", "/dashboard/../v1/models", "/dashboard/%2e%2e/v1/models",
                 "/dashboard/../routes.py", "/dashboard/dashboard.html", "http://evil.example/metrics", "*",
                 "/engine/", "/engine/events", "/engine/events?key=secret", "/engine/engine.html",
-                "/engine/../v1/models", "/docs", "/openapi.json",
+                "/engine/../v1/models", "/docs/", "/docs%00", "//docs", "/DOCS", "/docs/../v1/models",
+                "/docs/oauth2-redirect", "/redoc", "/openapi.json/", "/openapi.json%0a", "/openapi.yaml",
             )
         ],
         {401},

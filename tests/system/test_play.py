@@ -293,3 +293,23 @@ def test_nothing_fades_for_a_reader_who_wants_no_motion(opened):
     page = opened("08_play", reduced_motion="no-preference")
     page.get_by_role("button", name="One step on").click()
     assert page.locator(".fresh").last.evaluate("cell => getComputedStyle(cell).animationName") != "none"
+
+
+@pytest.mark.parametrize("size", [(844, 390), (740, 360), (667, 375)])
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if name != "13_roofline"])  # has no steps
+def test_on_a_phone_that_lies_on_its_side_picture_and_buttons_are_seen_together(opened, name, size):
+    width, height = size
+    page = opened(name, viewport={"width": width, "height": height}, has_touch=True, is_mobile=True)
+    for chosen in range(page.locator(".play-choices input").count()):
+        radio = page.locator(".play-choices input").nth(chosen)
+        if radio.is_enabled():
+            radio.check()
+        page.locator("ruvon-play").focus()
+        page.keyboard.press("End")
+        high = page.evaluate(
+            "document.querySelector('.play-controls').getBoundingClientRect().bottom"
+            " - document.querySelector('.play-picture').getBoundingClientRect().top"
+        )
+        assert high <= height, f"picture and buttons are {high} pixels high"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert findings(page) == []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sitting import Measures, main, measure, restless, sit, sit_all, yardstick
+from benchmarks import sitting
+from benchmarks.sitting import Measures, changed, main, measure, sit, sit_all, unquiet, yardstick
 
 
 def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
@@ -16,14 +17,15 @@ def measures(median: float, first: float | None = None, third: float | None = No
     }
 
 
+REFERENCE = measures(10.5)
 STILL = (measures(10.0, 9.8, 14.0), measures(10.9))  # disturbed in a quarter of its rounds
 RESTLESS = {
-    "slower": (measures(10.0), measures(11.2), "read took 10 ms before and 11.2 ms after"),
-    "quicker": (measures(11.2), measures(10.0), "read took 11.2 ms before and 10 ms after"),
+    "slower": (measures(10.0), measures(11.2), "read took 10 ms before it and 11.2 ms after it"),
+    "quicker": (measures(11.2), measures(10.0), "read took 11.2 ms before it and 10 ms after it"),
     "wide before": (
         measures(10.0, 9.0, 10.0),
         measures(10.0),
-        "it was not begun, 1 yardsticks were not quiet: read took 10 ms, and 9 in its faster quarter",
+        "it was not begun, 1 yardsticks were refused, the last: read took 10 ms, and 9 in its faster quarter",
     ),
     "wide after": (
         measures(10.0),
@@ -51,7 +53,7 @@ def sat(folder: Path, before: Measures, after: Measures, status: int = 0) -> str
         return status
 
     seen = iter((before, after))
-    return sit("part99_x --rounds 5", run, lambda: next(seen), folder)
+    return sit("part99_x --rounds 5", REFERENCE, run, lambda: next(seen), folder)
 
 
 def results(folder: Path) -> dict[str, dict]:
@@ -61,7 +63,7 @@ def results(folder: Path) -> dict[str, dict]:
 def test_what_a_still_machine_gave_is_kept_with_both_yardsticks(folder):
     before, after = STILL
     assert sat(folder, before, after) is None
-    new = {"figures": "new", "yardstick": {"before": before, "after": after}}
+    new = {"figures": "new", "yardstick": {"reference": REFERENCE, "before": before, "after": after}}
     assert results(folder) == {"part99_x": new, "part99_x_more": new, "part98_x": {"figures": "another"}}
 
 
@@ -84,7 +86,8 @@ def test_a_yardstick_has_each_measure_in_the_order_of_its_quartiles():
     for times in seen.values():
         assert 0 < times["first_ms"] <= times["median_ms"] <= times["third_ms"]
     same = {name: dict.fromkeys(times, times["median_ms"]) for name, times in seen.items()}
-    assert restless(same, same) is None
+    assert unquiet(same) is None
+    assert changed({"before": same, "after": same}) is None
 
 
 def test_it_waits_for_a_quiet_yardstick_and_begins_at_the_first(folder):
@@ -97,9 +100,13 @@ def test_it_waits_for_a_quiet_yardstick_and_begins_at_the_first(folder):
         (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
         return 0
 
-    assert sit("part99_x", run, lambda: next(seen), folder, patience=3) is None
+    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3) is None
     assert ran == ["part99_x"], "once"
-    assert results(folder)["part99_x"]["yardstick"] == {"before": before, "after": after}
+    assert results(folder)["part99_x"]["yardstick"] == {
+        "reference": REFERENCE,
+        "before": before,
+        "after": after,
+    }
 
 
 def test_without_a_quiet_yardstick_nothing_is_begun(folder):
@@ -108,9 +115,9 @@ def test_without_a_quiet_yardstick_nothing_is_begun(folder):
     def run(benchmark: str) -> int:
         pytest.fail("it was begun")
 
-    why = sit("part99_x", run, lambda: next(seen), folder, patience=3)
-    why_not = "3 yardsticks were not quiet: read took 10 ms, and 9 in its faster quarter"
-    assert why == f"it was not begun, {why_not}"
+    why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3)
+    refused = "3 yardsticks were refused, the last: read took 10 ms, and 9 in its faster quarter"
+    assert why == f"it was not begun, {refused}"
     assert next(seen, None) is None, "as many as there is patience for"
 
 
@@ -140,3 +147,49 @@ def test_without_a_try_or_a_benchmark_it_says_what_it_needs(monkeypatch, capsys,
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "name a benchmark; --patience and --tries are at least 1" in capsys.readouterr().err
+
+
+def test_a_machine_that_changed_since_the_sitting_began_is_another(folder):
+    """Before and after agree with each other, and each with what is nearest to it in time."""
+    before, after = measures(11.4), measures(11.9)
+    assert (
+        sat(folder, before, after)
+        == "read took 11.9 ms after it and 10.5 ms at the sitting's first yardstick"
+    )
+    assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
+
+
+def test_it_is_not_begun_on_a_machine_that_changed_since_the_sitting_began(folder):
+    slow, (before, after) = measures(12.0), STILL
+    seen = iter((slow, before, after))
+
+    def run(benchmark: str) -> int:
+        (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
+        return 0
+
+    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2) is None
+    seen = iter((slow, slow))
+    why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2)
+    took = "read took 10.5 ms at the sitting's first yardstick and 12 ms before it"
+    assert why == f"it was not begun, 2 yardsticks were refused, the last: {took}"
+
+
+def test_the_reference_is_the_sittings_first_quiet_yardstick(monkeypatch, folder):
+    wide, references = measures(10.0, 9.0, 10.0), []
+    seen = iter((wide, REFERENCE))
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
+    monkeypatch.setattr(sitting, "sit", lambda benchmark, reference, patience: references.append(reference))
+    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "2", "part98_x", "part99_x"])
+    with pytest.raises(SystemExit, match="False"):
+        main()
+    assert references == [REFERENCE, REFERENCE], "one for all"
+
+
+def test_without_a_quiet_reference_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: measures(10.0, 9.0, 10.0))
+    monkeypatch.setattr(sitting, "sit", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "3", "part99_x"])
+    with pytest.raises(
+        SystemExit, match="nothing was begun, 3 yardsticks were refused, the last: read took 10 ms, and 9 in"
+    ):
+        main()

@@ -7,7 +7,7 @@
 //   sequences: [{name, computed, known, table, words, hue}]: how many of its first tokens have keys and values, how
 //     many are known, its blocks in order, the text of each token (may be left out), and a colour, 0 to 6
 //   absent: [[name, words], ...]: who has no blocks, and why
-import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
+import { areBeside, box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
 const NAME = 30, CELL = 14, GAP = 4, ROW = 40, HEAD = 15; // pixels
 const ACROSS = 16; // cells of a block beside each other, at most
@@ -172,7 +172,7 @@ export function open(data) {
     ],
     moments: (chosen) => run(chosen).moments.length,
     draw(chosen, moment, width) {
-      const memory = memoryAt(data, run(chosen), moment), beside = width >= SIDE_BY_SIDE;
+      const memory = memoryAt(data, run(chosen), moment), beside = areBeside(width, SIDE_BY_SIDE);
       const half = beside ? Math.floor((width - 24) / 2) : width;
       const tables = drawTables(memory, half, longest);
       tables.setAttribute("height", rows); // so that nothing jumps

@@ -8,10 +8,11 @@
 //   lost: tokens that it held when it was preempted, until it holds them again; else 0
 //   limit: tokens that its output may have; may be left out
 //   state: "waits", "runs" or "ended"; note: words at the end of the lane
-import { box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
+import { areBeside, box, counted, element, legend, listed, picture, shape, text } from "./play_svg.js";
 
 const ROW = 18, NAME = 26, LETTER = 8, NOTE = 64, CHART = 84, AXIS = 30; // pixels
 const APART = 4; // pixels: wider cells are drawn one by one
+const BETWEEN = 24; // pixels between drawings beside each other, as .play-columns has them
 
 // --- drawings ----------------------------------------------------------------------------------------------------
 
@@ -131,10 +132,13 @@ export function open(data) {
     draw(chosen, moment, width) {
       const { steps, budget } = run(chosen), most = Math.max(budget ?? 0, ...steps.map(tokens));
       const fill = steps.slice(0, moment).map((_, i) => split(lanesAt(requests, run(chosen), i + 1)));
+      const beside = areBeside(width);
+      const wide = beside ? Math.floor((width - BETWEEN) / 2) : width;
       return element("div", {},
         legend(kindsOf(runs)),
-        drawLanes(lanesAt(requests, run(chosen), moment), width, longest),
-        drawFill(fill, { now: moment, last, most, budget }, width));
+        element("div", { class: beside ? "play-columns" : null },
+          drawLanes(lanesAt(requests, run(chosen), moment), wide, longest),
+          drawFill(fill, { now: moment, last, most, budget }, wide)));
     },
     words: (chosen, moment) => sentence(lanesAt(requests, run(chosen), moment), run(chosen), moment),
     question: runs.some(({ marks }) => marks.length) && ((chosen, moment) => {

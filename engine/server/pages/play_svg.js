@@ -22,6 +22,10 @@ function fill(made, attributes, children) {
 export const picture = (width, height, label, ...shapes) =>
   shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, ...shapes);
 
+// Whether two drawings stand beside each other: from a width of `from` pixels on, and from 480 on in a low window,
+// such as a phone's on its side. There picture and buttons would not be seen together.
+export const areBeside = (width, from = Infinity) => width >= (innerHeight < 500 ? 480 : from);
+
 // Words at (x, y), on their baseline; `kind` is a class of play.css: "soft", "end", "middle".
 export const text = (x, y, words, kind = null) => shape("text", { x, y, class: kind }, words);
 
