@@ -8,7 +8,7 @@ A yardstick is work that no change of ours can make faster: a bare read of 64 MB
 matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
 process of its own, with one thread. The sitting's first quiet yardstick is its reference. A record is kept,
 with all three yardsticks in it, if each measure has the same median in them to within a tenth, and this lies
-within a tenth of its first quartile: a neighbour on a shared machine only ever makes it slower, so the machine
+within a tenth of its first quartile: neighbours on a shared machine only ever make it slower, so the machine
 was itself at least half of the time. Otherwise the record that was there before stands again. So all that a
 sitting keeps was measured on a machine in one state. The rounds of a benchmark are not judged: README.md of
 this folder says why.

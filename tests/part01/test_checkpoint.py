@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from engine.models.checkpoint import ZOO, CheckpointError, embedded_models, read_json, resolve
+from engine.models.checkpoint import SMALL_FILES, ZOO, CheckpointError, embedded_models, read_json, resolve
 
 
 def test_both_embedded_models_are_found_by_scanning():
@@ -145,3 +145,22 @@ def test_the_file_of_weights_is_no_folder_and_the_message_says_which_one_is(tmp_
         CheckpointError, match=r"model\.safetensors is a file: give the folder that it is in$"
     ):
         resolve(str(file))
+
+
+def test_weights_are_downloaded_only_where_they_are_asked_for(monkeypatch, tmp_path):
+    asked = []
+
+    def snapshot_download(repo_id, allow_patterns):
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("somebody/model") == tmp_path
+    assert asked == [SMALL_FILES], "a tokenizer or a config alone needs no gigabytes"
+    asked.clear()
+    resolve("somebody/model", weights=True)
+    assert asked == [SMALL_FILES, ["*.safetensors"], ["pytorch_model*.bin"]], "without these, those"
+    (tmp_path / "model.safetensors").touch()
+    asked.clear()
+    resolve("somebody/model", weights=True)
+    assert asked == [SMALL_FILES, ["*.safetensors"]], "one kind is enough"

@@ -282,3 +282,21 @@ def test_a_closed_loop_keeps_no_other_reader_from_being_told_of_the_end(fake_eng
     loop.run_forever()
     loop.close()
     assert str(engine._mailboxes["reads"].unread) == "it is over"
+
+
+def test_each_failure_of_the_end_is_in_the_log_with_where_it_came_from(fake_engine, caplog, monkeypatch):
+    engine = EngineThread(fake_engine(), "fake")
+
+    def fail() -> None:
+        raise KeyError("who was that")
+
+    def fail_again() -> None:
+        raise OSError("not again")
+
+    monkeypatch.setattr(engine.engine, "unfinished_request_ids", fail_again)
+    engine._commands.put(fail)
+    with caplog.at_level(logging.CRITICAL):
+        engine._end(None)
+    logged = [(record.getMessage(), record.exc_info and str(record.exc_info[1])) for record in caplog.records]
+    assert [why for _, why in logged] == ["'who was that'", "not again"], "each with its own traceback"
+    assert {message for message, _ in logged} == {"the engine failed while it ended"}

@@ -420,3 +420,12 @@ def test_a_step_on_a_gpu_waits_for_nothing():
         slots.attention((d, 5))  # clears what b left
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_one_sequence_alone_is_not_planned_too(watched, monkeypatch):
+    slots, _ = watched
+    a = sequence("a", range(9))
+    slots.admit(a)
+    slots.take((a, 8))
+    monkeypatch.setattr("engine.cache.slots.plan_decode", lambda *_: pytest.fail("a plan takes longer"))
+    run_layers(slots, (a, 1))

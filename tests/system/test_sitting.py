@@ -2,12 +2,26 @@
 
 import json
 import re
+import subprocess
+from itertools import accumulate, chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import sitting
-from benchmarks.sitting import Measures, changed, main, measure, sit, sit_all, unquiet, yardstick
+from benchmarks.sitting import (
+    Measures,
+    changed,
+    in_its_own_process,
+    main,
+    measure,
+    sit,
+    sit_all,
+    unquiet,
+    yardstick,
+)
 
 
 def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
@@ -193,3 +207,72 @@ def test_without_a_quiet_reference_nothing_is_begun(monkeypatch):
         SystemExit, match="nothing was begun, 3 yardsticks were refused, the last: read took 10 ms, and 9 in"
     ):
         main()
+
+
+def test_a_yardstick_is_in_ms_of_one_thread_without_the_two_rounds_that_warm_up(monkeypatch):
+    rounds = [100, 100, 0.001, 0.002, 0.003, 0.004, 0.005]  # seconds of each measure
+    ticks = accumulate(chain.from_iterable((7, took) for took in rounds for _ in range(3)))
+    monkeypatch.setattr(sitting, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    sizes, ones = [], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *shape: sizes.append(shape) or ones(*shape))
+    seen = yardstick(rounds=5)
+    assert list(seen.values()) == [{"median_ms": 3.0, "first_ms": 1.5, "third_ms": 4.5}] * 3
+    assert next(ticks, None) is None, "two rounds more than are asked for, and no third"
+    assert torch.get_num_threads() == 1, "one thread"
+    assert sizes[0] == (2**26 // 4,), "64 MB of fp32, as its name says"
+
+
+def test_a_yardstick_is_written_to_four_places():
+    assert set(measure([1.23456] * 3).values()) == {1.2346}, "each to a ten-thousandth of a millisecond"
+
+
+def test_a_tenth_is_no_more_than_a_tenth(folder):
+    assert sat(folder, measures(10.0, 10.0, 11.0), measures(11.0)) is None
+
+
+def test_a_record_is_written_as_its_benchmark_wrote_it(folder):
+    sat(folder, *STILL)
+    text = (folder / "part99_x.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=1) + "\n", "as benchmarks/record.py writes it"
+
+
+def test_a_yardstick_whose_process_fails_is_an_error(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "{\\"asked\\": \\"$*\\"}"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sitting.sys, "executable", str(program))
+    assert in_its_own_process() == {"asked": "-m benchmarks.sitting --yardstick"}
+    program.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        in_its_own_process()
+
+
+@pytest.mark.parametrize(
+    ("options", "patience", "asked"),
+    [([], 40, 2), (["--patience", "1", "--tries", "1"], 1, 1)],
+    ids=["by default", "the least"],
+)
+def test_the_command_is_as_patient_as_it_is_told_and_says_what_was_not_kept(
+    monkeypatch, capsys, options, patience, asked
+):
+    tries = []
+
+    def refuse(benchmark: str, reference: Measures, patience: int) -> str | None:
+        tries.append((benchmark, patience))
+        return "too wide" if benchmark == "part99_x" else None
+
+    ticks = accumulate([50, 7] * 4)  # each try takes seven seconds
+    monkeypatch.setattr(sitting, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: REFERENCE)
+    monkeypatch.setattr(sitting, "sit", refuse)
+    monkeypatch.setattr("sys.argv", ["sitting", *options, "part98_x", "part99_x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1, "something was not kept"
+    assert tries == [("part98_x", patience), *[("part99_x", patience)] * asked]
+    out = capsys.readouterr().out
+    assert out.count(", 7 s: ") == len(tries), "the seconds that it took"
+    monkeypatch.setattr("sys.argv", ["sitting", "part98_x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0, "all was kept"
