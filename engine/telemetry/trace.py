@@ -89,7 +89,8 @@ class Trace(Listener):
         self._rows: dict[str, Row] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._last_landed = 0  # when the last step's tokens came
-        self._last_values: dict[str, tuple[int, str]] = {}  # by counter: when last written
+        # By a counter's name: when its values were last written, and these values.
+        self._last_values: dict[str, tuple[int, str]] = {}
         tracks = [
             trace_events.metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()
         ]
@@ -151,8 +152,9 @@ class Trace(Listener):
         num_prefill = num_decode = 0
         for s, request_id in enumerate(record.request_ids):
             row = self._rows.get(request_id)
+            # Without a row, the request has ended while the step was under way, or came before the trace.
             is_prefill = False
-            if row is not None:  # otherwise it ended while the step was under way, or came before the trace
+            if row is not None:
                 is_prefill = self._add_request_slices(events, row, record, s, moments)
             if is_prefill:
                 num_prefill += record.tokens_computed[s]
