@@ -78,8 +78,8 @@ class AdapterEngineThread(EngineThread):
         """
         is_base = name in super().models()
         if not NAME.fullmatch(name) or is_base:
-            why = "that is the base model" if is_base else NAME_RULE
-            raise ValueError(f"lora_name={name!r}: {why}")
+            reason = "that is the base model" if is_base else NAME_RULE
+            raise ValueError(f"lora_name={name!r}: {reason}")
         slots = self.manager.slots
         return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)
 
@@ -173,13 +173,7 @@ def adapter_routes(thread: AdapterEngineThread, folder: Path) -> Extension:
         )
         async def load(body: LoadRequest) -> PlainTextResponse:
             name = body.lora_name
-            if body.lora_path is not None:
-                message = (
-                    f"lora_path={body.lora_path!r} is not accepted: adapters are found by lora_name alone"
-                )
-                raise RequestError(400, message, param="lora_path")
-            if not NAME.fullmatch(name):  # checked before `name` becomes part of a path
-                raise RequestError(400, f"lora_name={name!r}: {NAME_RULE}", param="lora_name")
+            _refuse_paths(body)
             refuse_if_down(backend)
             source = folder / name
             if not source.is_dir():
@@ -209,6 +203,15 @@ def adapter_routes(thread: AdapterEngineThread, folder: Path) -> Extension:
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return extend
+
+
+def _refuse_paths(body: LoadRequest) -> None:
+    """Raise RequestError for a `lora_path`, and for a name that must not become part of a path."""
+    if body.lora_path is not None:
+        message = f"lora_path={body.lora_path!r} is not accepted: adapters are found by lora_name alone"
+        raise RequestError(400, message, param="lora_path")
+    if not NAME.fullmatch(body.lora_name):
+        raise RequestError(400, f"lora_name={body.lora_name!r}: {NAME_RULE}", param="lora_name")
 
 
 def _refusal(error: ValueError | EngineError) -> RequestError:

@@ -76,19 +76,7 @@ def tokenization_routes(
     """
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        lock = asyncio.Lock()
-
-        def tokenized(body: TokenizeRequest) -> JSONResponse:
-            tokens = token_ids(body, tokenizer, config, template, chat_extension)
-            spellings = tokenizer.spellings(tokens) if body.return_token_strs else None
-            answer = {"count": len(tokens), "max_model_len": config.max_positions}
-            return JSONResponse(answer | {"tokens": tokens, "token_strs": spellings})
-
-        def detokenized(body: DetokenizeRequest) -> JSONResponse:
-            try:
-                return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
-            except ValueError as error:
-                raise RequestError(400, f"tokens: {error}", param="tokens") from None
+        lock = asyncio.Lock()  # held while one request's text or tokens are converted
 
         @app.post(
             "/tokenize",
@@ -101,7 +89,7 @@ def tokenization_routes(
                 refuse_unknown(body.model, backend)
             refuse_if_down(backend)
             async with lock:
-                return await asyncio.to_thread(tokenized, body)
+                return await asyncio.to_thread(tokenized, body, tokenizer, config, template, chat_extension)
 
         @app.post(
             "/detokenize",
@@ -114,9 +102,31 @@ def tokenization_routes(
                 refuse_unknown(body.model, backend)
             refuse_if_down(backend)
             async with lock:
-                return await asyncio.to_thread(detokenized, body)
+                return await asyncio.to_thread(detokenized, body, tokenizer)
 
     return extend
+
+
+def tokenized(
+    body: TokenizeRequest,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    chat_extension: ChatExtension | None,
+) -> JSONResponse:
+    """The answer of POST /tokenize. Raises RequestError as `token_ids` does."""
+    ids = token_ids(body, tokenizer, config, template, chat_extension)
+    spellings = tokenizer.spellings(ids) if body.return_token_strs else None
+    answer = {"count": len(ids), "max_model_len": config.max_positions}
+    return JSONResponse(answer | {"tokens": ids, "token_strs": spellings})
+
+
+def detokenized(body: DetokenizeRequest, tokenizer: Tokenizer) -> JSONResponse:
+    """The answer of POST /detokenize. Raises RequestError for an unknown id."""
+    try:
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
+    except ValueError as error:
+        raise RequestError(400, f"tokens: {error}", param="tokens") from None
 
 
 def token_ids(

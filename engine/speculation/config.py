@@ -30,21 +30,21 @@ class SpeculativeConfig:
     step_times: StepTimes | None = None
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
+    def from_dict(cls, options: Mapping[str, Any]) -> "SpeculativeConfig":
         """The config of a dict of field names and values; absent fields get their defaults.
 
         Raises ValueError, which names the field, if a field is unknown, num_speculative_tokens is missing, a
         value is not accepted, or a field of LOOKUP_FIELDS is given for another method than "ngram".
         """
         names = [field.name for field in fields(cls)]
-        if not isinstance(given, Mapping):
-            raise ValueError(f"speculative_config={given!r}: a mapping with {', '.join(names)} is accepted")
-        for name in given:
+        if not isinstance(options, Mapping):
+            raise ValueError(f"speculative_config={options!r}: a mapping with {', '.join(names)} is accepted")
+        for name in options:
             if name not in names:
                 raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(names)}")
-        if "num_speculative_tokens" not in given:
+        if "num_speculative_tokens" not in options:
             raise ValueError("speculative_config needs num_speculative_tokens")
-        values = dict(given)
+        values = dict(options)
         if values.get("step_times") is not None:
             values["step_times"] = StepTimes.from_dict(values["step_times"])
         return cls(**values)

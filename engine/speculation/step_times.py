@@ -33,23 +33,23 @@ class StepTimes:
     single_draft_seconds: tuple[float, ...] | None = None
 
     @classmethod
-    def from_dict(cls, given: object) -> "StepTimes":
+    def from_dict(cls, table: object) -> "StepTimes":
         """The table from a dict like that of `as_dict`. Raises ValueError, which names the field."""
-        if not isinstance(given, Mapping) or not set(REQUIRED) <= set(given):
-            raise ValueError(f"step_times={given!r}: a mapping with {ACCEPTED}")
-        unknown = set(given) - {*REQUIRED, *OPTIONAL}
+        if not isinstance(table, Mapping) or not set(REQUIRED) <= set(table):
+            raise ValueError(f"step_times={table!r}: a mapping with {ACCEPTED}")
+        unknown = set(table) - {*REQUIRED, *OPTIONAL}
         if unknown:
             raise ValueError(f"step_times: {min(unknown, key=str)!r} is unknown; {ACCEPTED}")
         for name in REQUIRED:
-            if not isinstance(given[name], Sequence) or isinstance(given[name], str):
-                raise ValueError(f"step_times: {name}={given[name]!r}: a list is accepted")
-        rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in given["step_seconds"]]
-        single = given.get("single_draft_seconds")
+            if not isinstance(table[name], Sequence) or isinstance(table[name], str):
+                raise ValueError(f"step_times: {name}={table[name]!r}: a list is accepted")
+        rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in table["step_seconds"]]
+        single = table.get("single_draft_seconds")
         return cls(
-            sequences=tuple(given["sequences"]),
-            drafts=tuple(given["drafts"]),
+            sequences=tuple(table["sequences"]),
+            drafts=tuple(table["drafts"]),
             step_seconds=tuple(rows),
-            read_seconds=given.get("read_seconds", 0.0),
+            read_seconds=table.get("read_seconds", 0.0),
             single_draft_seconds=tuple(single) if isinstance(single, Sequence) else single,
         )
 

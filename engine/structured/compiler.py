@@ -56,13 +56,15 @@ class StructuredOutputsConfig:
                 raise ValueError(f"{FIELD}_config.{name}={getattr(self, name)!r}: true or false is accepted")
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> "StructuredOutputsConfig":
-        """Raises ValueError for an unknown name or a wrong value."""
+    def from_dict(cls, options: Mapping[str, Any]) -> "StructuredOutputsConfig":
+        """The config of a dict of option names and values. Raises ValueError for an unknown name or a wrong
+        value.
+        """
         names = [spec.name for spec in fields(cls)]
-        unknown = [name for name in given if name not in names]
+        unknown = [name for name in options if name not in names]
         if unknown:
             raise ValueError(f"{FIELD}_config.{unknown[0]} is unknown: accepted are {', '.join(names)}")
-        return cls(**given)
+        return cls(**options)
 
 
 class Compiler:

@@ -131,12 +131,12 @@ class History:
         else:
             self._points.append((second, point))
 
-    def sample(self, kind: str, when: float, value: float) -> None:
-        """Record an observation of `kind`, one of KINDS: `value` in seconds, observed at the time `when`.
+    def sample(self, kind: str, moment: float, value: float) -> None:
+        """Record an observation of `kind`, one of KINDS: `value` in seconds, observed at the time `moment`.
 
-        `when` must not be before the last sample's.
+        `moment` must not be before the last sample's.
         """
-        self._samples[kind].append((when, value))
+        self._samples[kind].append((moment, value))
 
     def copy(self) -> HistorySnapshot:
         """A copy of the points and samples that are recorded so far."""

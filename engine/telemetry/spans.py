@@ -62,14 +62,14 @@ class RequestSpans(Listener):
     def on_step(self, record: StepRecord) -> None:
         """Note the requests that are in a step for the first time."""
         for request_id in record.request_ids:
-            entry = self._open.get(request_id)
-            if entry is not None and entry.scheduled is None:
-                entry.scheduled = record.start + record.schedule_seconds
+            open_request = self._open.get(request_id)
+            if open_request is not None and open_request.scheduled is None:
+                open_request.scheduled = record.start + record.schedule_seconds
 
     def on_finish(self, request: Request) -> None:
         """Make the request's span, from its arrival until now."""
-        entry = self._open.pop(request.id, None)
-        if entry is None:  # the request arrived before this listened
+        open_request = self._open.pop(request.id, None)
+        if open_request is None:  # the request arrived before this listened
             return
         ended = self._clock()
         parent = self._propagator.extract(request.trace_headers) if request.trace_headers else None
@@ -78,7 +78,7 @@ class RequestSpans(Listener):
             context=parent,
             kind=SpanKind.SERVER,
             start_time=self._nanoseconds(request.stats.arrival),
-            attributes=attributes(request, entry.scheduled, ended),
+            attributes=attributes(request, open_request.scheduled, ended),
         )
         if request.error is not None:
             span.set_status(Status(StatusCode.ERROR, request.error))

@@ -89,7 +89,8 @@ class Trace(Listener):
         self._rows: dict[str, Row] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._last_landed = 0  # when the last step's tokens came
-        self._last_values: dict[str, tuple[int, str]] = {}  # by counter: when last written
+        # By a counter's name: when its values were last written, and these values.
+        self._last_values: dict[str, tuple[int, str]] = {}
         tracks = [
             trace_events.metadata(ENGINE, tid, "thread_name", {"name": name}) for tid, name in TRACKS.items()
         ]
@@ -151,8 +152,9 @@ class Trace(Listener):
         num_prefill = num_decode = 0
         for s, request_id in enumerate(record.request_ids):
             row = self._rows.get(request_id)
+            # Without a row, the request has ended while the step was under way, or came before the trace.
             is_prefill = False
-            if row is not None:  # otherwise it ended while the step was under way, or came before the trace
+            if row is not None:
                 is_prefill = self._add_request_slices(events, row, record, s, moments)
             if is_prefill:
                 num_prefill += record.tokens_computed[s]
@@ -226,21 +228,21 @@ class Trace(Listener):
             self._add_token_counter(events, end, 0, 0, None if self._budget is None else 0)
 
     def _add_token_counter(
-        self, events: list[str], when: int, prefill: int, decode: int, budget: int | None
+        self, events: list[str], moment: int, prefill: int, decode: int, budget: int | None
     ) -> None:
         """Add the counter of a step's tokens. `budget`: how many there could have been; None: no bound."""
         tokens = f'"prefill":{prefill},"decode":{decode}'
         if budget is not None:
             tokens += f',"unused":{max(budget - prefill - decode, 0)}'
-        self._add_counter(events, "tokens of a step", when, tokens)
+        self._add_counter(events, "tokens of a step", moment, tokens)
 
-    def _add_counter(self, events: list[str], name: str, when: int, values: str) -> None:
+    def _add_counter(self, events: list[str], name: str, moment: int, values: str) -> None:
         """Add a counter's values (JSON, without the braces) if they have changed. Its times never go back."""
         last_written, last_values = self._last_values.get(name, (0, ""))
         if values != last_values:
-            when = max(when, last_written)
-            self._last_values[name] = when, values
-            events.append(trace_events.counter(name, when, values))
+            moment = max(moment, last_written)
+            self._last_values[name] = moment, values
+            events.append(trace_events.counter(name, moment, values))
 
     def on_finish(self, request: Request) -> None:
         """End the request's outer slice, with its finish reason and how many tokens it has got."""

@@ -17,21 +17,21 @@ def metadata(pid: int, tid: int, name: str, values: Mapping[str, object]) -> str
     return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": values})
 
 
-def instant(name: str, when: int, values: Mapping[str, object]) -> str:
+def instant(name: str, ts: int, values: Mapping[str, object]) -> str:
     """An event without duration, for the whole trace."""
-    place = {"pid": ENGINE, "tid": SCHEDULE, "ts": when}
+    place = {"pid": ENGINE, "tid": SCHEDULE, "ts": ts}
     return json.dumps({"ph": "i", "s": "g", **place, "name": name, "args": values})
 
 
-def begin_slice(pid: int, tid: int, when: int, name: str, values: Mapping[str, object]) -> str:
+def begin_slice(pid: int, tid: int, ts: int, name: str, values: Mapping[str, object]) -> str:
     """The beginning of an outer slice, which `end_slice` ends."""
-    place = f'"pid":{pid},"tid":{tid},"ts":{when}'
+    place = f'"pid":{pid},"tid":{tid},"ts":{ts}'
     return f'{{"ph":"B",{place},"name":{json.dumps(name)},"args":{json.dumps(values)}}}'
 
 
-def end_slice(pid: int, tid: int, when: int, values: Mapping[str, object]) -> str:
+def end_slice(pid: int, tid: int, ts: int, values: Mapping[str, object]) -> str:
     """The end of the outer slice that is open on this track."""
-    return f'{{"ph":"E","pid":{pid},"tid":{tid},"ts":{when},"args":{json.dumps(values)}}}'
+    return f'{{"ph":"E","pid":{pid},"tid":{tid},"ts":{ts},"args":{json.dumps(values)}}}'
 
 
 def slice_event(pid: int, tid: int, start: int, end: int, name: str, values: str = "") -> str:
@@ -41,6 +41,6 @@ def slice_event(pid: int, tid: int, start: int, end: int, name: str, values: str
     return f'{{"ph":"X",{place},"name":"{name}"{arguments}}}'
 
 
-def counter(name: str, when: int, values: str) -> str:
-    """The values of one of the engine's counters from `when` on, as JSON without the braces."""
-    return f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}'
+def counter(name: str, ts: int, values: str) -> str:
+    """The values of one of the engine's counters from `ts` on, as JSON without the braces."""
+    return f'{{"ph":"C","pid":{ENGINE},"ts":{ts},"name":"{name}","args":{{{values}}}}}'

@@ -167,14 +167,15 @@ def added_tokens(raw: dict) -> list[AddedToken]:
     return tokens
 
 
-def steps_of(node: dict | None, inner: str) -> list[dict]:
+def steps_of(node: dict | None, steps_field: str) -> list[dict]:
     """The steps of a normalizer, pre-tokenizer, post-processor or decoder of a tokenizer.json.
 
-    `node` is a Sequence, which has its steps in node[inner], or a single step, or None, which has no steps.
+    `node` is a Sequence, which has its steps in node[steps_field], or a single step, or None, which has no
+    steps.
     """
     if node is None:
         return []
-    return node[inner] if node["type"] == "Sequence" else [node]
+    return node[steps_field] if node["type"] == "Sequence" else [node]
 
 
 def _normal_form(node: dict | None) -> str | None:

@@ -83,11 +83,9 @@ def _compose(
     engine_class = AheadEngine if args.async_scheduling else LLMEngine
     capabilities: list[Capability] = []
     if devices.speculative:
-        step_times = devices.speculative.step_times or _measured_step_times(
-            devices, devices.speculative, engine_class
-        )
-        speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, step_times)
-        capabilities.append(speculation)
+        config = devices.speculative
+        step_times = config.step_times or _measured_step_times(devices, config, engine_class)
+        capabilities.append(_speculation(devices, config, scheduler, draft_executor, step_times))
     extensions: list[Contribution] = [
         wiring_of(letter).contribution(devices) for letter in BRING_CAPABILITIES if is_here(letter)
     ]

@@ -42,24 +42,7 @@ def load_devices(args: EngineArgs) -> Devices:
     size, device_names = args.tensor_parallel_size, _device_names(args)
     # NCCL needs a GPU for each rank.
     backend = "nccl" if device_names[0] != "cpu" and len(set(device_names)) == size else "gloo"
-    threads = max(1, torch.get_num_threads() // size)
-
-    def options_for(rank: int) -> Mapping[str, Any]:
-        """What a rank's process is told (engine/wiring/rank.py)."""
-        # Only rank 0 writes the recording and the trace.
-        rank_args = replace(
-            args,
-            device=device_names[rank],
-            speculative_config=_without_proposer(args),
-            record=None,
-            trace=None,
-        )
-        return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
-
-    try:
-        workers = Workers(size, options_for)
-    except OSError as error:
-        raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
+    workers = _start_workers(args, device_names, backend)
     try:
         workers.wait_until_ready()
         with workers.raising_rank_lost():
@@ -76,7 +59,33 @@ def load_devices(args: EngineArgs) -> Devices:
     except BaseException:
         workers.stop()
         raise
+    # The options of the engine name all its devices again, and not rank 0's alone.
     return replace(devices, args=replace(devices.args, device=torch.device(device_names[0]).type))
+
+
+def _start_workers(args: EngineArgs, device_names: list[str], backend: str) -> Workers:
+    """Start the processes of ranks 1 and up. `device_names` has each rank's device; `backend` is that of
+    `Group`. Raises ValueError if a process cannot be started; then none is left.
+    """
+    size = args.tensor_parallel_size
+    threads = max(1, torch.get_num_threads() // size)
+
+    def options_for(rank: int) -> Mapping[str, Any]:
+        """What a rank's process is told (engine/wiring/rank.py)."""
+        # Only rank 0 writes the recording and the trace.
+        rank_args = replace(
+            args,
+            device=device_names[rank],
+            speculative_config=_without_proposer(args),
+            record=None,
+            trace=None,
+        )
+        return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
+
+    try:
+        return Workers(size, options_for)
+    except OSError as error:
+        raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
 
 
 def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:

@@ -75,12 +75,12 @@ NEUTRAL = {
 }
 
 
-def take_neutral_options(kind: type[Options]) -> type[Options]:
+def take_neutral_options(options_class: type[Options]) -> type[Options]:
     """Decorate a dataclass of options, so that it also takes those of NEUTRAL with an accepted value.
 
     Any other value raises ValueError with the name, the value, what is accepted and the reason.
     """
-    init: Callable[..., None] = kind.__init__
+    init: Callable[..., None] = options_class.__init__
 
     @wraps(init)
     def neutral_init(self: Options, *values: Any, **named_values: Any) -> None:
@@ -89,8 +89,8 @@ def take_neutral_options(kind: type[Options]) -> type[Options]:
         init(self, *values, **named_values)
 
     # mypy does not want a method to be assigned. A dataclass has an __init__, so this replaces it.
-    kind.__init__ = neutral_init  # type: ignore[assignment, method-assign]
-    return kind
+    options_class.__init__ = neutral_init  # type: ignore[assignment, method-assign]
+    return options_class
 
 
 def refuse_unless_neutral(name: str, value: Any) -> None:
