@@ -5,6 +5,7 @@ import math
 import socket
 import threading
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
@@ -253,3 +254,16 @@ def test_a_number_of_tokens_is_whole_and_from_0_to_the_last_that_json_readers_ag
     for value in (-1, 2**53 + 1, 1.0, True, "1"):
         with pytest.raises(ValueError, match="no whole number from 0 to 9007199254740992"):
             token_count(value)
+
+
+def test_it_is_renewed_a_second_after_each_answer_and_by_nothing_else(monkeypatch):
+    happened, before = [], set(threading.enumerate())
+    monkeypatch.setattr(board_module, "read_dashboard", lambda url: happened.append("answer") or ANSWER)
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(sleep=happened.append))
+
+    def enough() -> bool:
+        assert set(threading.enumerate()) <= before, "a thread would draw the same four times a second"
+        return happened.count("answer") == 3
+
+    top("http://there", Console(width=100, file=io.StringIO()), enough)
+    assert happened == ["answer", 1, "answer", 1, "answer"]

@@ -112,3 +112,10 @@ def test_an_error_is_shown_as_text_and_leaves_the_conversation_as_it_was(open_pa
     monkeypatch.setenv("RUVON_URL", "http://127.0.0.1:9")
     ask(page, "Anybody?")
     assert "http://127.0.0.1:9" in texts(page)[-1]
+
+
+def test_a_visitor_can_set_what_the_api_accepts_in_steps_of_a_twentieth(open_page):
+    page = open_page(speaker_of("Yes"))
+    knobs = {knob.label: (knob.min, knob.max, knob.value, knob.step) for knob in page.slider}
+    assert knobs == {"Temperature": (0.0, 2.0, 0.8, 0.05), "Top p": (0.05, 1.0, 0.95, 0.05)}
+    assert [(knob.label, knob.min, knob.value) for knob in page.number_input] == [("Tokens, at most", 1, 400)]
