@@ -64,6 +64,7 @@ class Workers:
         self._is_stopping = False  # whether `stop` was called
         self._lock = threading.Lock()
         self._is_lost = threading.Event()  # set right after `_lost_reason`
+        self._order_lock = threading.Lock()  # held while one order is sent to all ranks
         self._process_id = os.getpid()
         # When this process ends in any way, the system closes its end of this pipe. The other processes see
         # that, and end, too.
@@ -96,7 +97,7 @@ class Workers:
 
     def send_order(self, kind: int, payload: bytes = b"") -> None:
         """Send an order to all ranks. `kind` is one of orders.py's. Raises RankLost."""
-        with self.raising_rank_lost():
+        with self.raising_rank_lost(), self._order_lock:
             for worker in self.workers:
                 write_order(worker.orders, kind, payload)
 
@@ -142,7 +143,8 @@ class Workers:
 
     def stop(self) -> None:
         """Send the order to stop, wait up to STOP_SECONDS for each process, and kill a process that is left.
-        A second call does nothing, and so does a call in a forked process, whose exit leaves the ranks alone.
+        If another thread is sending an order that some rank does not read, kill all after STOP_SECONDS. A
+        second call does nothing, and so does a call in a forked process, whose exit leaves the ranks alone.
         """
         if os.getpid() != self._process_id:
             return
@@ -152,13 +154,18 @@ class Workers:
             self._is_stopping = True
         if was_stopping:
             return
+        # An order that another thread is sending goes to all ranks first: a rank that had it alone would wait
+        # for the others' sums. If a rank does not read the order, the lock stays held.
+        has_lock = self._order_lock.acquire(timeout=0 if self._lost_reason else STOP_SECONDS)
         for worker in self.workers:
-            if self._lost_reason:  # this rank may wait for a sum that will never come
+            if self._lost_reason or not has_lock:  # this rank may wait for a sum that will never come
                 worker.process.kill()
             with suppress(OSError):
                 write_order(worker.orders, STOP)
             with suppress(OSError):
                 worker.orders.close()
+        if has_lock:
+            self._order_lock.release()
         for worker in self.workers:
             try:
                 worker.process.wait(STOP_SECONDS)

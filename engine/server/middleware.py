@@ -216,7 +216,7 @@ class BodyLimit:
             num_bytes += len(message.get("body", b""))
             if num_bytes > self.max_bytes:  # FastAPI turns any error but HTTPException into a 400
                 raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
-            is_complete = not message.get("more_body")
+            is_complete = message["type"] == "http.request" and not message.get("more_body")
             if is_complete and num_bytes > LARGE_BODY_BYTES:  # FastAPI parses the JSON when this returns
                 async with self._large_body_lock:
                     await yield_to_others()

@@ -2,16 +2,17 @@
 
 A text may have more tokens than the model can read, because clients use these routes to find out what fits.
 One request at a time is turned into tokens, in a thread, so that many long texts do not slow the engine's
-steps.
+steps. A megabyte takes seconds: a client that has left before its turn is not served.
 Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictBool, StrictStr
 
@@ -78,18 +79,28 @@ def tokenization_routes(
     def extend(app: FastAPI, backend: Backend) -> None:
         lock = asyncio.Lock()  # held while one request's text or tokens are converted
 
+        async def in_turn(request: Request, answer: Callable[[], JSONResponse]) -> JSONResponse:
+            """What `answer` returns or raises, in a thread, when all earlier requests have theirs. Raises
+            RequestError 499 if the client has left by then.
+            """
+            refuse_if_down(backend)
+            async with lock:
+                if await request.is_disconnected():
+                    raise RequestError(499, "the client closed the connection")
+                return await asyncio.to_thread(answer)
+
         @app.post(
             "/tokenize",
             summary="The token ids of a text or of a conversation",
             response_model=None,
             responses=openapi_responses(TokenizeResponse),
         )
-        async def tokenize(body: TokenizeRequest) -> Response:
+        async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             if body.model is not None:
                 refuse_unknown(body.model, backend)
-            refuse_if_down(backend)
-            async with lock:
-                return await asyncio.to_thread(tokenized, body, tokenizer, config, template, chat_extension)
+            return await in_turn(
+                request, partial(tokenized, body, tokenizer, config, template, chat_extension)
+            )
 
         @app.post(
             "/detokenize",
@@ -97,12 +108,10 @@ def tokenization_routes(
             response_model=None,
             responses=openapi_responses(DetokenizeResponse),
         )
-        async def detokenize(body: DetokenizeRequest) -> Response:
+        async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             if body.model is not None:
                 refuse_unknown(body.model, backend)
-            refuse_if_down(backend)
-            async with lock:
-                return await asyncio.to_thread(detokenized, body, tokenizer)
+            return await in_turn(request, partial(detokenized, body, tokenizer))
 
     return extend
 

@@ -1,10 +1,13 @@
 """POST /tokenize and /detokenize: what a client asks before it sends a prompt."""
 
+import asyncio
 import json
 
 import pytest
 
 from engine.decoding.chat_template import ChatTemplate
+from engine.server.app import create_app
+from engine.server.limits import LARGE_BODY_BYTES
 from engine.server.tokenization import tokenization_routes
 from engine.text.tokenizer import AddedToken, Tokenizer
 from engine.text.vocabulary import byte_alphabet
@@ -109,3 +112,38 @@ def test_a_server_that_is_down_has_no_tokens():
     with client_of(backend, extensions=[tokenization_routes(TOKENIZER, CONFIG, None)]) as client:
         backend.healthy = False
         assert client.post("/tokenize", json={"prompt": "a"}).json()["error"]["code"] == "engine_down"
+
+
+class Counting(Tokenizer):
+    """A tokenizer that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__({char: byte for byte, char in byte_alphabet().items()}, [])
+        self.asked: list[int] = []  # lengths of texts
+
+    def encode(self, text: str, add_special_tokens: bool = True, guard: str = "") -> list[int]:
+        self.asked.append(len(text))
+        return super().encode(text, add_special_tokens, guard)
+
+
+@pytest.mark.parametrize("length", [1, 2 * LARGE_BODY_BYTES], ids=["short", "long"])
+@pytest.mark.parametrize("has_left", [False, True], ids=["still here", "has left"])
+def test_the_text_of_a_client_that_has_left_is_not_tokenized(length, has_left):
+    tokenizer, sent = Counting(), []
+    body = json.dumps({"prompt": "x" * length}).encode()
+    app = create_app(ScriptedBackend(), [tokenization_routes(tokenizer, CONFIG, None)])
+    came = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict:
+        if (message := next(came, None)) is None and not has_left:
+            await asyncio.Event().wait()  # nothing more comes
+        return message or {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    assert tokenizer.asked == ([] if has_left else [length]), "nobody waits for its tokens any more"
+    assert sent[0]["status"] == (499 if has_left else 200)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.parallel import launch
 from engine.parallel.launch import RankLost, Workers
-from engine.parallel.orders import STEP
+from engine.parallel.orders import STEP, STOP
 from tests.partA.test_failing import DEADLINE, is_running, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -301,3 +301,57 @@ print(*(worker.process.pid for worker in workers.workers), flush=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, "they were not ready"
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+def in_a_thread(work) -> tuple[threading.Thread, list[BaseException]]:
+    """Run `work` in a thread -> the thread, and what `work` has raised."""
+    raised = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+def test_an_order_under_way_reaches_every_rank_before_the_order_to_stop(start, monkeypatch):
+    """Else the rank that has it waits in its sums for one that has ended."""
+    write, written, under_way, is_stopped = launch.write_order, [], threading.Event(), threading.Event()
+
+    def write_slowly(file, kind, payload=b""):
+        if kind == STEP and written:  # the second rank's
+            under_way.set()
+            is_stopped.wait(0.5)
+        write(file, kind, payload)
+        written.append(kind)
+        if kind == STOP:
+            is_stopped.set()
+
+    monkeypatch.setattr(launch, "write_order", write_slowly)
+    workers = start()
+    workers.wait_until_ready()
+    sending, raised = in_a_thread(lambda: workers.send_order(STEP, b"12345678"))
+    assert under_way.wait(DEADLINE)
+    workers.stop()
+    sending.join(DEADLINE)
+    assert (written, raised) == ([STEP, STEP, STOP, STOP], [])
+    assert [worker.process.returncode for worker in workers.workers] == [0, 0], "they ended by themselves"
+
+
+def test_a_rank_that_does_not_read_an_order_does_not_keep_a_stop_waiting(start, monkeypatch):
+    monkeypatch.setattr(launch, "STOP_SECONDS", 0.1)
+    workers = start(options=lambda rank: {"deaf": True})
+    workers.wait_until_ready()
+    sending, raised = in_a_thread(lambda: workers.send_order(STEP, bytes(2**22)))  # no pipe holds as many
+    wait_until(workers._order_lock.locked)
+    stopping, problems = in_a_thread(workers.stop)
+    stopping.join(DEADLINE)
+    assert not stopping.is_alive(), "it waits for an order that nobody reads"
+    assert problems == []
+    sending.join(DEADLINE)
+    assert not any(is_running(worker.process.pid) for worker in workers.workers)
+    assert [type(error) for error in raised] == [RankLost]

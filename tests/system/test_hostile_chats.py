@@ -1,6 +1,8 @@
 """`ruvon serve` under clients that mean harm, on Part 14's routes and /v1/responses; two streams run."""
 
 import json
+from random import Random
+from string import ascii_lowercase as LETTERS
 
 import pytest
 
@@ -59,6 +61,7 @@ BODIES = {
     ),
     "a text of a megabyte": ("/tokenize", {"prompt": "word " * 200_000}, 200),
     "a word of 99,000 letters": ("/tokenize", {"prompt": "specially" * 11_000}, 200),
+    "a word of a megabyte": ("/tokenize", {"prompt": "".join(Random(0).choices(LETTERS, k=10**6))}, 200),
     "spellings of 200,000 tokens": ("/tokenize", {"prompt": " " * 200_000, "return_token_strs": True}, 200),
     "a conversation of a megabyte": ("/tokenize", says(*["hi " * 160] * 2_000), 200),
     "a prompt and messages": ("/tokenize", says("hi") | {"prompt": "hi"}, 400),
