@@ -145,6 +145,7 @@ def main() -> None:
         generate(CachedForward(model), tokenizer, model.config, prompt, params(tokens)).outputs[0].text
         for prompt, tokens, _ in CLIENTS
     ]
+    console.print()
     console.print(joins(log, start))
     sizes = [len(step) for _, step in log.steps]
     console.print(

@@ -1,4 +1,4 @@
-"""What articles 2 to 4 say in words about their records holds for the records that stand.
+"""What articles 2 to 8 say in words about their records holds for the records that stand.
 
 A record that is taken again changes the numbers by itself; a sentence has to be written again.
 """
@@ -46,3 +46,67 @@ def test_what_the_server_adds_is_less_than_a_tenth_of_a_step_of_20_ms():
         (found["cpu_ms"]["HTTP, streamed"] - found["cpu_ms"]["Part 3's loop"]) / found["new_tokens"] * 1e3
     )
     assert 0 < per_token_us < 0.1 * 20_000
+
+
+def test_at_temperature_1_5_top_p_leaves_most_of_the_gibberish_and_min_p_next_to_none():
+    unknown = {name: found["unknown_per_hundred"] for name, found in figures("part05_knobs")["text"].items()}
+    assert unknown["temperature 1.5, top-p 0.9"] > unknown["temperature 1.5"] / 2
+    assert unknown["temperature 1.5, min-p 0.1"] < 0.1
+    assert unknown["temperature 0.7"] == 0
+
+
+def test_to_sort_a_row_of_gpt2_takes_pytorch_longer_than_a_forward_pass_and_numpy_not():
+    found = figures("part05_sampling")
+    assert (
+        found["torch_sort_over_forward"]
+        > 1
+        > found["torch_sort_over_forward"] / found["torch_sort_over_np_sort"]
+    )
+    assert found["hf_row_by_row_over_ours"] > 1.5
+
+
+def test_the_engines_thread_costs_what_part_4s_lock_costs():
+    rows = {row[0]: row[2] for row in read_record("part06_queue")["tables"]["cost"]["rows"]}
+    lock, thread = rows["Part 4's backend (lock, a thread hop per token)"], rows["engine in its own thread"]
+    assert thread == pytest.approx(lock, rel=0.1)
+
+
+def test_the_last_in_the_queue_has_its_first_word_when_everybody_else_has_the_last():
+    found = figures("part06_queue")
+    assert found["queue_first_ms"][7] > 0.95 * found["queue_last_ms"][6]
+
+
+def test_the_line_says_too_much_for_one_request_and_too_little_for_32_of_the_larger_model():
+    found = figures("part07_line")
+    assert found["storyteller"]["off"][0] > 0
+    assert found["gpt2_shape"]["off"][-1] < -0.05
+
+
+def test_five_rows_share_the_linear_layers_and_reading_is_most_of_a_large_models():
+    small, large = (figures("part07_batching")["split"][model] for model in ("storyteller", "gpt2_shape"))
+    assert small["linear_ms"][2] < 2 * small["linear_ms"][0]
+    assert small["bare_read_ms"] < small["linear_ms"][0] / 2
+    assert large["bare_read_ms"] > large["linear_ms"][0] / 2
+
+
+def test_of_five_together_only_the_first_would_have_been_done_sooner_in_series():
+    found = figures("part07_batching")
+    one_story = found["series"]["seconds"] / 5
+    assert one_story < found["batch"]["seconds"] < 2 * one_story
+
+
+def test_a_padded_batch_of_prompts_takes_longer_than_a_loop_and_a_packed_one_does_not():
+    found = figures("part07_batching")
+    assert found["packed_over_one"] < 1 < found["padded_over_one"]
+
+
+def test_what_is_reckoned_of_continuous_over_static_is_near_what_is_measured():
+    reckoned = figures("part08_predicted")["storyteller"]["over_static"]
+    assert figures("part08_schedulers")["continuous_over_static"] == pytest.approx(reckoned, abs=0.08)
+
+
+def test_first_words_come_sooner_with_each_scheduler():
+    found = figures("part08_http_latency")
+    fifo, static = found["fifo_first_words_ms_p95"], found["static_first_words_ms_p95"]
+    assert found["first_words_ms_p95"] < static < fifo
+    assert figures("part08_schedulers")["short_wait_over_static"] < 0.6
