@@ -106,7 +106,7 @@ async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
     """(seconds of each swap, pauses of a base stream meanwhile, whether who had begun kept its voice)"""
     backend = AdapterEngineThread(engine, MODEL, manager)
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-    swaps, pauses, told = [], [], []
+    swaps, pauses, told, began_with = [], [], [], []
 
     async def stream(request_id: str, adapter: str | None) -> str:
         last, text = None, ""
@@ -121,16 +121,19 @@ async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
         pauses.clear()
         watched = asyncio.create_task(stream("base", None))
         for i in range(SWAPS):
-            key = manager.key_of["poetry"]
+            began_with.append(manager.key_of["poetry"])
             told.append(asyncio.create_task(stream(f"poetry {i}", "poetry")))
             await asyncio.sleep(0.05)  # it has begun
             name = ("business", "poetry")[i % 2]
             start = time.perf_counter()
             await backend.load_adapter("poetry", ADAPTERS / name, load_inplace=True)
             swaps.append(time.perf_counter() - start)
-            console.print(f"the name 'poetry' led to {key}, leads to {manager.key_of['poetry']} ({name})")
         texts = await asyncio.gather(*told)
         await watched
+    console.print("[dim]Each asked for 'poetry', and while it spoke the name got another voice:[/]")
+    for key, text in zip(began_with, texts, strict=True):
+        said = " ".join(f"{PROMPT}{text}".split())
+        console.print(f"{key:9}  {escape(said)}", no_wrap=True, overflow="ellipsis")
     return swaps, pauses, all((text == first) == (i % 2 == 0) for i, text in enumerate(texts))
 
 
