@@ -35,6 +35,9 @@ class CountingExecutor:
     def on_lost(self, callback):
         """It cannot be lost."""
 
+    def shutdown(self):
+        """It has no process of its own."""
+
 
 def load_devices(args):
     """As many devices' loader would: the leader's own, and an executor that has all of them compute."""
