@@ -140,7 +140,7 @@ def serve_flags() -> str:
 
 def routes(app: Any) -> str:
     """The routes as the server's own page /docs shows them."""
-    shown = docs_page(app.openapi(), {})
+    shown = docs_page(app.openapi(), pages={})
     folded = shown[shown.index("<details>") : shown.index("</main>")]
     folded = folded.replace("<h2>", '<p class="body">').replace("</h2>", "</p>")
     about = f"A running server shows the same at `/docs`, and as JSON at `/openapi.json`. {NOT_LISTED}"
