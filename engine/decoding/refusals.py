@@ -9,6 +9,7 @@ import dataclasses
 from engine.decoding.params import ParameterError, SamplingParams
 
 NEUTRAL = [("temperature", 0), ("top_k", -1)]  # values without an effect, beside the defaults
+LATER_FIELDS = [item for item in dataclasses.fields(SamplingParams) if "part" in item.metadata]
 
 
 def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None:
@@ -16,11 +17,9 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
     A field whose value has no effect, such as its default, is accepted.
     """
-    for item in dataclasses.fields(params):
+    for item in LATER_FIELDS:
         name, value = item.name, getattr(params, item.name)
-        if "part" not in item.metadata or name in supports:
-            continue
-        if value == item.default or (name, value) in NEUTRAL:
+        if name in supports or value == item.default or (name, value) in NEUTRAL:
             continue
         part, adds = item.metadata["part"], item.metadata["brings"]
         title = f"Part {part}" if isinstance(part, int) else f"Extension {part}"
