@@ -28,7 +28,8 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     (Tq, Hq, _), (Tk, Hkv, _) = q.shape, k.shape
     grouped = Hq != Hkv
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, Hq, Tq, Dh], [1, Hkv, Tk, Dh]
+    # [1, Hq, Tq, Dh], [1, Hkv, Tk, Dh], [1, Hkv, Tk, Dh]
+    q, k, v = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     if Tq == 1 or Tq == Tk:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, enable_gqa=grouped)
         return out[0].transpose(0, 1)  # [Tq, Hq, Dh]

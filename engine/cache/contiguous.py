@@ -7,8 +7,6 @@ stored in the sequence's blocks, too, so that later steps can read the blocks. P
 
 from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from engine.attention.interface import Attend, Spans, VarlenKernel
@@ -21,7 +19,7 @@ class _GatheredPages(NamedTuple):
     """A copy of one sequence's pages."""
 
     seq_id: str
-    table: np.ndarray  # [n]: the blocks that were gathered
+    blocks: list[int]  # the n blocks that were gathered
     pages: Tensor  # [2, L, M, Hkv, Dh]: M = (n + SPARE_BLOCKS) · P tokens
 
 
@@ -49,26 +47,27 @@ class ContiguousPages:
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of a step of one sequence, whose last T tokens are new."""
-        table, T, context_len = batch.tables[0], batch.num_tokens, batch.context_lens[0]
+        blocks, T, context_len = batch.tables[0].tolist(), batch.num_tokens, batch.context_lens[0]
         # 1. Get the pages in one piece. If the piece is a copy, find where its new tokens lie in the blocks.
         new_tokens: list[tuple[Tensor, Tensor]] = []  # (in a block, in the copy); empty for a view
-        are_neighbours = (table[1:] - table[:-1] == 1).all()
+        are_neighbours = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
         if are_neighbours:
             self.forget()  # this step stores in the blocks only, so a copy would miss its tokens
-            first = int(table[0]) * self._memory.shape[3]
-            layers = self._layers[:, first : first + context_len].unbind()
+            first = blocks[0] * self._memory.shape[3]
+            layers = self._layers[:, first : first + context_len]  # [2 · L, context_len, Hkv, Dh]
         else:
-            pages = self._gathered_pages(batch.ids[0], table, context_len)
-            layers = pages.flatten(0, 1).unbind()
-            new_tokens = self._new_token_views(table, pages, context_len - T)
-        L = len(layers) // 2
-        keys, values = layers[:L], layers[L:]  # by layer: [context_len, Hkv, Dh]
+            pages = self._gathered_pages(batch.ids[0], blocks, context_len)
+            layers = pages.flatten(0, 1)
+            new_tokens = self._new_token_views(blocks, pages, context_len - T)
+        all_tokens, new = layers.unbind(), layers[:, -T:].unbind()  # the keys of L layers, then the values
+        L = len(new) // 2
+        keys, values, new_keys, new_values = all_tokens[:L], all_tokens[L:], new[:L], new[L:]  # by layer
         spans = Spans.of_one(T, context_len)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             # 2. Store, then attend. In the last layer, the new tokens of all layers are stored in the blocks.
-            keys[layer][-T:].copy_(k)
-            values[layer][-T:].copy_(v)
+            new_keys[layer].copy_(k)
+            new_values[layer].copy_(v)
             if layer == L - 1:
                 for in_block, in_copy in new_tokens:
                     in_block.copy_(in_copy)
@@ -76,7 +75,7 @@ class ContiguousPages:
 
         return attend
 
-    def _gathered_pages(self, seq_id: str, table: np.ndarray, context_len: int) -> Tensor:
+    def _gathered_pages(self, seq_id: str, blocks: list[int], context_len: int) -> Tensor:
         """A copy of a sequence's pages: [2, L, context_len, Hkv, Dh]. This is the last step's copy, or a new
         one if the last step's copy is of another sequence, of other blocks, or too short.
         """
@@ -85,16 +84,16 @@ class ContiguousPages:
             gathered is None
             or gathered.seq_id != seq_id
             or gathered.pages.shape[2] < context_len
-            or not np.array_equal(gathered.table, table[: len(gathered.table)])
+            or gathered.blocks != blocks[: len(gathered.blocks)]
         ):
-            pages = self._memory[:, :, torch.from_numpy(table)].flatten(2, 3)  # [2, L, n · P, Hkv, Dh]
+            pages = self._memory[:, :, blocks].flatten(2, 3)  # [2, L, n · P, Hkv, Dh]
             num_tokens, spare = pages.shape[2], SPARE_BLOCKS * self._memory.shape[3]
             with_spare = pages.new_empty(*pages.shape[:2], num_tokens + spare, *pages.shape[3:])
             with_spare[:, :, :num_tokens] = pages
-            gathered = self._gathered = _GatheredPages(seq_id, table, with_spare)
+            gathered = self._gathered = _GatheredPages(seq_id, blocks, with_spare)
         return gathered.pages[:, :, :context_len]
 
-    def _new_token_views(self, table: np.ndarray, pages: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+    def _new_token_views(self, blocks: list[int], pages: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
         """For each block with tokens from position `start` on: a view of these n tokens in the block, and a
         view of them in `pages`. Both views are [2, L, n, Hkv, Dh].
         """
@@ -104,6 +103,6 @@ class ContiguousPages:
         for i in range(start // P, num_blocks):
             block_start = i * P  # the position of the block's first token
             first, end = max(start, block_start), min(context_len, block_start + P)
-            in_block = self._memory[:, :, int(table[i]), first - block_start : end - block_start]
+            in_block = self._memory[:, :, blocks[i], first - block_start : end - block_start]
             views.append((in_block, pages[:, :, first:end]))
         return views

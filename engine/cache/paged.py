@@ -274,13 +274,17 @@ class PagedCache:
         P = self.block_size
         counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks up to the last token
         tables = np.zeros((len(ids), max(counts)), dtype=np.int64)  # [S, W]
-        for row, seq_id, count in zip(tables, ids, counts, strict=True):
-            row[:count] = self.allocations[seq_id].table.blocks[:count]
-        sequence = np.arange(len(ids))
-        if len(positions) > len(ids):  # in most steps each sequence has one new token
-            sequence = sequence.repeat(np.diff(query_start))  # [T]
-        block, offset = np.divmod(positions, P)  # [T]
-        return Locations(tables, tables[sequence, block] * P + offset)
+        slots: list[int] = []  # [T]
+        for row, seq_id, count, start, end in zip(tables, ids, counts, query_start, query_start[1:]):
+            blocks = self.allocations[seq_id].table.blocks[:count]
+            row[:count] = blocks
+            first, last = positions[start], positions[end - 1]
+            if first == last:  # the most frequent case, made fast: the sequence has one new token
+                slots.append(blocks.item(-1) * P + last % P)
+            else:
+                token_slots = (blocks[:, None] * P + np.arange(P)).ravel()  # of all tokens in these blocks
+                slots += token_slots[first : last + 1].tolist()
+        return Locations(tables, np.array(slots, dtype=np.int64))
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self._copies = tuple(self._copies), []

@@ -7,6 +7,7 @@ refusals.py refuses the fields that the present engine does not implement.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
@@ -155,15 +156,14 @@ class SamplingParams:
 
     def _set_defaults(self) -> None:
         """Give fields that are None their defaults, and refuse values of fields without an effect here."""
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if value is None and spec.name != "max_tokens":  # there, None is a value of its own: no limit
-                value = spec.default
-                setattr(self, spec.name, value)
-            if "refused" in spec.metadata and value not in (spec.default, [], {}):
-                default, reason = spec.default, spec.metadata["refused"]
+        for name, default in _DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, default)
+        for name, reason in _REFUSED.items():
+            value, default = getattr(self, name), _DEFAULTS.get(name)
+            if value not in (default, [], {}):
                 raise ParameterError(
-                    spec.name, f"{spec.name}={value!r}: only {default!r} is accepted, because {reason}"
+                    name, f"{name}={value!r}: only {default!r} is accepted, because {reason}"
                 )
 
     def _check_lists(self) -> None:
@@ -261,7 +261,9 @@ class SamplingParams:
 
     def clone(self) -> "SamplingParams":
         """A copy with lists of its own. Raises ParameterError if a field was changed to a wrong value."""
-        return dataclasses.replace(self)
+        copied = copy(self)
+        copied.__post_init__()
+        return copied
 
     def _check(
         self, name: str, kind: type, low: float, high: float = math.inf, optional: bool = False
@@ -277,6 +279,12 @@ class SamplingParams:
             noun = "a whole number" if kind is int else "a number"
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
             raise ParameterError(name, f"{name}={value!r}: {noun} {limits} is accepted")
+
+
+_FIELDS = dataclasses.fields(SamplingParams)
+# The defaults of the fields that are never None, by the field's name. A `max_tokens` of None means no limit.
+_DEFAULTS = {f.name: f.default for f in _FIELDS if f.default is not None and f.name != "max_tokens"}
+_REFUSED = {f.name: f.metadata["refused"] for f in _FIELDS if "refused" in f.metadata}  # name -> reason
 
 
 def _has_type(value: Any, kind: type) -> bool:

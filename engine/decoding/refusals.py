@@ -9,6 +9,7 @@ import dataclasses
 from engine.decoding.params import ParameterError, SamplingParams
 
 NEUTRAL = [("temperature", 0), ("top_k", -1)]  # values without an effect, beside the defaults
+LATER_FIELDS = [spec for spec in dataclasses.fields(SamplingParams) if "part" in spec.metadata]
 
 
 def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None:
@@ -16,11 +17,9 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
     A field whose value has no effect, such as its default, is accepted.
     """
-    for spec in dataclasses.fields(params):
+    for spec in LATER_FIELDS:
         name, value = spec.name, getattr(params, spec.name)
-        if "part" not in spec.metadata or name in supports:
-            continue
-        if value == spec.default or (name, value) in NEUTRAL:
+        if name in supports or value == spec.default or (name, value) in NEUTRAL:
             continue
         part, adds = spec.metadata["part"], spec.metadata["brings"]
         title = f"Part {part}" if isinstance(part, int) else f"Extension {part}"

@@ -242,12 +242,13 @@ class HostCopy:
         """Start the copy of a tensor of any shape and dtype."""
         self._arrived: torch.cuda.Event | None = None
         if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            self._numbers = host.numpy()  # shares the memory of `host`
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._host = tensor.clone()  # the next step may write the tensor itself
+            self._numbers = tensor.numpy().copy()  # the next step may write the tensor itself
 
     def has_arrived(self) -> bool:
         """Whether `read` would not wait."""
@@ -257,7 +258,7 @@ class HostCopy:
         """Wait for the copy, and return the tensor's numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._host.numpy()
+        return self._numbers
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:

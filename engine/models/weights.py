@@ -27,16 +27,17 @@ class Module(nn.Module):
     """An nn.Module with faster calls and attributes.
 
     In a small model, nn.Module's overhead costs more than the arithmetic of many layers. A call goes straight
-    to `forward` unless a hook is registered. nn.Module keeps layers and weights in dictionaries, where
-    `__getattr__` finds them only after the plain look-up has failed. Such a look-up takes ten times as long
-    as a plain one. A step of the storyteller has 131 of them, a tenth of its time on a CPU. So layers and
-    weights are kept in `__dict__`, too. `__setattr__`, `__delattr__` and `_apply` keep `__dict__` up to date.
+    to `forward` unless a hook is registered or an argument is given by name. nn.Module keeps layers and
+    weights in dictionaries, where `__getattr__` finds them only after the plain look-up has failed. Such a
+    look-up takes ten times as long as a plain one. A step of the storyteller has 131 of them, a tenth of its
+    time on a CPU. So layers and weights are kept in `__dict__`, too. `__setattr__`, `__delattr__` and
+    `_apply` keep `__dict__` up to date.
     """
 
     def __call__(self, *args, **options):
-        if self._forward_hooks or self._forward_pre_hooks:
+        if options or self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*args, **options)
-        return self.forward(*args, **options)
+        return self.forward(*args)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
