@@ -1,5 +1,7 @@
 """`sdpa_causal_attention`: PyTorch's kernel, told the truth about who sees whom."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -97,3 +99,22 @@ def test_half_precision_keeps_its_dtype_and_is_close(dtype):
 def test_a_cpu_takes_no_packed_call():
     q, k, _, _ = random_qkv([(6, 6)], dtype=torch.bfloat16)
     assert not supports_varlen(q, k)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "key_heads", "head_dim", "capability", "taken"),
+    [
+        (2, 4, 64, (8, 0), True), (2, 4, 8, (9, 0), True), (4, 4, 64, (9, 0), False),
+        (2, 2, 64, (9, 0), False), (2, 4, 60, (9, 0), False), (2, 4, 64, (7, 5), False),
+    ],
+    ids=["Ampere", "narrow", "fp32", "fewer key heads", "no multiple of 8", "before Ampere"],
+)  # fmt: skip
+def test_what_the_packed_call_takes_on_a_gpu(monkeypatch, num_bytes, key_heads, head_dim, capability, taken):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    q, k = (
+        SimpleNamespace(
+            is_cuda=True, device="cuda", shape=(6, heads, head_dim), element_size=lambda: num_bytes
+        )
+        for heads in (4, key_heads)
+    )
+    assert supports_varlen(q, k) == taken

@@ -204,3 +204,16 @@ def test_our_kernel_says_which_heads_are_too_wide():
 
 def test_the_longest_of_several():
     assert max_length((0, 3, 10, 12)) == 7
+
+
+@needs_triton
+def test_tiles_are_fetched_of_what_is_aligned_to_16_bytes():
+    from engine.kernels.flash_prefill_tma import describable
+
+    x = torch.zeros(4, 2, 64, dtype=torch.float16)
+    assert describable(x), "its own start and strides are"
+    assert describable(x[:, :, 8:]), "a start 16 bytes later is, too"
+    assert not describable(x[:, :, 4:]), "a start 8 bytes later is not"
+    assert not describable(torch.zeros(4, 2, 60, dtype=torch.float16)), "heads of 120 bytes are not"
+    assert not describable(x.float()), "32 bits"
+    assert not describable(x.transpose(1, 2)), "a head's numbers do not lie side by side"

@@ -6,7 +6,7 @@ import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
-from engine.decoding.template_costs import format_characters
+from engine.decoding.template_costs import format_characters, method_characters
 from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
@@ -135,3 +135,8 @@ def test_a_number_may_have_4096_bits(operator, left, right):
 def test_each_width_that_is_written_in_a_format_counts():
     widths = format_characters("%7d %9d", (1, 2)) - format_characters("%d %d", (1, 2))
     assert widths == 7 + 9 + len("79"), "two widths, and their digits in the text"
+
+
+def test_a_tab_may_stand_at_every_character_and_a_margin_stands_once():
+    assert method_characters("expandtabs", "\t" * 10, [100]) == 10 + 100 * (10 + 1), "each may be a tab"
+    assert method_characters("center", "x" * 10, [100]) == 10 + 100, "the text, and one margin"

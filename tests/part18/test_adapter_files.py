@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -318,7 +319,7 @@ def test_an_expression_without_end_is_refused_while_other_threads_go_on(folder, 
         took = time.monotonic() - begun
         done.set()
         other.join()
-    assert took < 30
+    assert took < 300, "seconds, on a machine with much else to do; without the limit there is no end"
     assert turns >= took / 0.01 / 20, "the interpreter's lock is not held"
 
 
@@ -326,7 +327,7 @@ def test_an_expression_without_end_is_refused_while_other_threads_go_on(folder, 
 def test_expressions_that_held_the_interpreter_for_ever_are_refused(folder, config, expression):
     begun = time.monotonic()
     refused(edited(folder, target_modules=expression), config)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 300, "on a machine with much else to do, too"
 
 
 @pytest.mark.parametrize(
@@ -378,3 +379,9 @@ def test_the_longest_expression_is_accepted(folder, config):
     names = r".*h\.\d\.(attn\.c_attn|mlp\.c_proj)|"
     longest = names + "a" * (10_000 - len(names))
     assert read_adapter(edited(folder, target_modules=longest), config), "10,000 characters, and no more"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_lora_alpha_there_is_is_finite(folder, sign):
+    largest = sign * sys.float_info.max
+    assert read_config(edited(folder, lora_alpha=largest)).lora_alpha == largest
