@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks.record import record, spread
 from engine.cache.single import SingleCache
-from engine.layers.packed_linear import FORMS
+from engine.layers.packed_linear import FORMS, pack_linears
 from engine.layers.replace import linear_names, replace_linears
 from engine.models.loader import load_model
 
@@ -107,6 +107,7 @@ def measure(name: str, rounds: int) -> dict:
     forms = [form for form in FORMS if all(map(form.can_pack, linears))]
     models = {"nn.Linear": plain, **{form.__name__: load(name, form) for form in forms}}
     models["nothing"] = load(name, Nothing)
+    models["pack_linears"] = pack_linears(load(name, None))  # of these forms, the fastest for each shape
     steps = {(side, T): step(model, T) for (side, model), T in product(models.items(), TOKENS)}
     # The layers alone, one after the other, as they are read within a step; and layers of 8 x 8 numbers.
     inputs = [torch.ones(1, linear.in_features) for linear in linears]
@@ -136,7 +137,7 @@ def measure(name: str, rounds: int) -> dict:
             "megabytes": megabytes / 2 if "Half" in side else megabytes,
         }
         for side in models
-        if side != "nothing"
+        if side not in ("nothing", "pack_linears")
     }
     bare = {kind: ms["bare read", kind] for kind in ("fp32", "fp16")}
     fp32 = min(value["layers_ms"] for side, value in found.items() if "Half" not in side)
@@ -158,12 +159,14 @@ def measure(name: str, rounds: int) -> dict:
     if "Half" in found:
         ratios["half_of_plain_layers"] = found["Half"]["layers_ms"] / split["layers_plain_ms"]
         ratios["gain_of_half"] = plain_ms / found["Half"]["step_ms"]
+    ratios["gain_of_pack_linears"] = plain_ms / ms["pack_linears", 1]
     return {
         "ratios": ratios,
         "forms": found,
         "bare_read_ms": bare,
         "bare_read_spread": spread(taken["bare read", "fp32"]),
         "step_ms": plain_ms,
+        "step_of_pack_linears_spread": spread(taken["pack_linears", 1]),
         "read_share_of_each_round": [
             read / whole
             for read, whole in zip(taken["bare read", "fp32"], taken["nn.Linear", 1], strict=True)

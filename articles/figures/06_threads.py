@@ -83,13 +83,12 @@ def main() -> None:
     # 3. What the scheduler owns.
     ax.text(6.8, 1.55, "waiting", fontsize=9, color=GREY)
     ax.text(9.0, 1.55, "running", fontsize=9, color=GREY)
-    ax.text(11.0, 1.55, "slots in the cache", fontsize=9, color=GREY)
+    ax.text(11.0, 1.55, "has the buffer", fontsize=9, color=GREY)
     for x, text, colour in (
         (6.8, "B", LOOP),
         (7.6, "C", LOOP),
         (9.0, "A", ENGINE),
         (11.0, "A", ENGINE),
-        (11.8, "", FREE),
     ):
         box(ax, x, 0.6, 0.65, 0.7, colour, text, weight="bold")
     save(figure, __file__)

@@ -176,7 +176,8 @@ def panels(stories: dict[str, Story], console: Console) -> Table:
     drawn = []
     for name, story in stories.items():
         knobs, colour = TEMPERS[name]
-        lines = Text(story.text.strip()).wrap(console, console.width // 2 - 4)
+        wrapped = Text(story.text.strip()).wrap(console, console.width // 2 - 4)
+        lines = [line for line in wrapped if line.plain.strip()]
         body, title = Text("\n").join(lines[-LINES:]), f"[bold]{name}[/] {label(knobs)}"
         drawn.append(Panel(body, title=title, height=LINES + 2, border_style=colour))
     grid.add_row(*drawn[:2])
