@@ -1,7 +1,8 @@
 """Products over codes on a CPU. Part 17.
 
-Promises the products of products.py. Method "int8" may change each number of x by up to 1/7,000 of the row's
-largest number, since x becomes two digits (`_two_digits`). The other methods differ by rounding only.
+Promises the products of products.py. Method "int8" may change each number of x, since x becomes two digits
+(`_two_digits`): by up to 1/64,516 of the row's largest number with levels up to 127, and by up to 1/15,876
+with levels up to 63 (`max_activation_level`). The other methods differ by rounding only.
 
 The kernel of a layer depends on the processor, on whether there is a C compiler, and on the layer's shape and
 dtype. The kernel is not chosen by measuring: no two kernels give the same bits, so a seed's text would change

@@ -40,7 +40,11 @@ def test_the_largest_magnitude_of_a_row_is_127_on_either_side():
 
 def test_a_large_row_does_not_coarsen_a_small_one():
     weight = torch.tensor([[0.001, 0.0005], [1000.0, 500.0]])
-    codes, _ = quantize_rows(weight)
+    codes, scale = quantize_rows(weight)
+    by_hand = [0.001 / 127, 1000.0 / 127]
+    assert scale.tolist() == pytest.approx(by_hand, rel=1e-5), (
+        "a scale is the largest magnitude by 127, also where that is small: nothing is added"
+    )
     assert codes[0].tolist() == codes[1].tolist(), "each row has a scale of its own"
 
 

@@ -1,4 +1,4 @@
-"""What articles 2 to 8 say in words about their records holds for the records that stand.
+"""What articles say in words about their records holds for the records that stand.
 
 A record that is taken again changes the numbers by itself; a sentence has to be written again.
 """
@@ -110,3 +110,74 @@ def test_first_words_come_sooner_with_each_scheduler():
     fifo, static = found["fifo_first_words_ms_p95"], found["static_first_words_ms_p95"]
     assert found["first_words_ms_p95"] < static < fifo
     assert figures("part08_schedulers")["short_wait_over_static"] < 0.6
+
+
+def test_the_table_costs_less_than_the_rounds_differ_by_and_c_was_quicker_in_each():
+    slots, by_ragged, by_c = figures("part12_table")["seconds"].values()
+    ratio = sorted(page / slot for page, slot in zip(by_ragged, slots, strict=True))
+    assert ratio[0] < 1 < ratio[-1]
+    assert all(page < slot for page, slot in zip(by_c, slots, strict=True))
+
+
+def test_launching_was_most_of_one_sequences_step_and_for_256_the_step_ahead_brings_most():
+    eager, graph, tuned, ahead = (
+        figures("part13_launches")["launches"][way] for way in ("eager", "graph", "tuned", "ahead")
+    )
+    assert 0.75 < 1 - graph["b1"] / eager["b1"] < 0.8, "nearly four fifths"
+    assert tuned["b1"] < graph["b1"] / 2, "tuned kernels more than halve the rest"
+    assert 0.07 < 1 - ahead["b1"] / tuned["b1"] < 0.13, "a tenth"
+    gains = [eager["b256"] - graph["b256"], graph["b256"] - tuned["b256"], tuned["b256"] - ahead["b256"]]
+    assert max(gains) == gains[-1]
+
+
+@pytest.mark.parametrize("users", ["1", "8", "32"])
+def test_a_stream_has_its_first_word_sooner_and_its_last_one_later(users):
+    found = figures("part14_streaming")["users"][users]
+    stream, piece = found["stream"], found["one piece"]
+    assert stream["first_word_ms"] < piece["first_word_ms"]
+    assert stream["last_word_ms"] > piece["last_word_ms"]
+
+
+def test_eight_rows_cost_less_than_two_and_a_draft_more_than_a_quarter():
+    ms = figures("part16_speculation")["ms"]
+    assert ms["rows_8"] < 2 * ms["rows_1"]
+    assert ms["draft"] > ms["rows_1"] / 4
+
+
+def test_the_length_that_adapts_beats_no_drafts_and_no_fixed_length_from_two_on():
+    gain = figures("part16_speculation")["one"]["gain"]
+    adaptive = gain["adaptive, up to 5"]
+    assert gain["this engine, no drafts"] < adaptive
+    assert all(adaptive < gain[f"{k} drafts"] for k in (2, 3, 4, 5))
+
+
+def test_one_or_two_requests_gain_by_drafts_and_from_four_on_they_lose():
+    crowd = figures("part16_speculation")["crowd"]
+    assert min(crowd[f"b{people}"][side] for people in (1, 2) for side in ("fixed", "adaptive")) > 1
+    for people in (4, 8, 16, 32):
+        assert crowd[f"b{people}"]["fixed"] < 1
+        assert 0.935 < crowd[f"b{people}"]["adaptive"] < 1, "it still loses up to 6%"
+
+
+def test_where_a_text_repeats_itself_fixed_n_grams_gain_and_adaptive_ones_do_not():
+    stories, repeats = (figures("part16_speculation")["ngram"][text] for text in ("stories", "repeats"))
+    assert repeats["fixed"] > 1 > repeats["adaptive"]
+    assert 0.4 < (1 - stories["adaptive"]) / (1 - stories["fixed"]) < 0.6, "it loses half as much"
+
+
+def test_codes_of_eight_bits_are_faster_on_a_cpu_and_of_four_slower():
+    found = figures("part17_one_request_gpt2_shape")
+    assert found["int4_over_fp32"] < 1 < found["int8_over_fp32"] < 4
+
+
+def test_a_crowd_of_one_voice_is_cheap_and_of_four_is_not():
+    crowd = figures("part18_mixed")["16"]
+    assert crowd["slots, one adapter"] < 1.1 * crowd["slots, base alone"]
+    assert crowd["slots, four adapters"] > 1.5 * crowd["slots, one adapter"]
+
+
+def test_output_costs_not_twice_as_much_as_input_but_ten_times_as_much_alone():
+    found = figures("part19_weights")
+    prompt = found["base_ns"] / 96 + found["input_ns"]  # a token of 96 that are read alone
+    assert found["input_ns"] < found["output_ns"] < 2 * found["input_ns"]
+    assert found["base_ns"] + found["output_ns"] > 10 * prompt
