@@ -11,7 +11,7 @@ from engine.decoding.params import SamplingParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
-from engine.requests.work import Work
+from engine.requests.work import SlowWork
 
 # A step that failed, and its error -> the requests that fail with it. The others of the step run again.
 Recover = Callable[[Step, Exception], list[Request]]
@@ -20,7 +20,7 @@ Recover = Callable[[Step, Exception], list[Request]]
 class Preparation(Protocol):
     """What a capability does with a request before it is queued. Any thread may call its methods."""
 
-    def slow_work(self, params: SamplingParams) -> Work | None:
+    def slow_work(self, params: SamplingParams) -> SlowWork | None:
         """Work that may take longer than a step, and that `prepare` does if nobody has done it before; None
         if there is none.
         """

@@ -25,7 +25,7 @@ from engine.models.config import ModelConfig
 from engine.requests.listeners import Listeners, StepRecord
 from engine.requests.request import Request, State, error_text
 from engine.requests.step import Step
-from engine.requests.work import Work
+from engine.requests.work import SlowWork
 from engine.scheduling.scheduler import Scheduler, fail_all
 from engine.text.tokenizer import Tokenizer
 
@@ -145,7 +145,7 @@ class LLMEngine:
             preparation.prepare(samples)
         return samples
 
-    def slow_work(self, params: SamplingParams) -> list[Work]:
+    def slow_work(self, params: SamplingParams) -> list[SlowWork]:
         """Work for these parameters that may take longer than a step. A caller may do it first, in another
         thread; otherwise `make_requests` does it. Any thread may call this.
         """

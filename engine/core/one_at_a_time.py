@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.decoding.params import NoRoomError
-from engine.requests.work import Work
+from engine.requests.work import SlowWork
 
 
 @dataclass
@@ -41,7 +41,7 @@ class OneAtATime:
         """The number of pieces of work that are under way or wait."""
         return len(self._calls)
 
-    async def call(self, work: Work) -> Any:
+    async def call(self, work: SlowWork) -> Any:
         """Have the work done, or join callers of work with the same name, and wait for it. Returns and raises
         what its function returns and raises. Raises NoRoomError if `max_waiting` other pieces wait.
         """

@@ -31,7 +31,7 @@ FAR = 8  # positions past the longest sequence at which a mask is compared
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """What one layer handed to its attention."""
 
     layer: int
@@ -43,13 +43,13 @@ class Call:
     needs_extras: bool  # whether the layer needs more of `attend` than q, k and v say
 
 
-def survey(decoder: nn.Module, num_layers: int) -> list[Call]:
+def survey(decoder: nn.Module, num_layers: int) -> list[AttentionCall]:
     """What each layer hands to its attention: one call for each layer, in order. `decoder` is a decoder of
     transformers on the meta device, built with the attention NAME.
 
     Raises CheckpointError with the reason why our `attend` cannot serve this model.
     """
-    calls: list[Call] = []  # to which `survey_attention` adds
+    calls: list[AttentionCall] = []  # to which `survey_attention` adds
     attach(decoder, calls)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta")
     try:
@@ -70,7 +70,7 @@ def survey(decoder: nn.Module, num_layers: int) -> list[Call]:
     return calls
 
 
-def _check_calls(calls: list[Call], num_layers: int) -> None:
+def _check_calls(calls: list[AttentionCall], num_layers: int) -> None:
     """Raises CheckpointError if the layers do not attend once each, in order, with heads of one size."""
     layers = [call.layer for call in calls]
     if layers != list(range(num_layers)):
@@ -147,7 +147,7 @@ def refuse_leaks(model: LanguageModel) -> None:
 def survey_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """The attention function of the first trial pass: collects a `Call`, and computes nothing.
+    """The attention function of the first trial pass: collects an `AttentionCall`, and computes nothing.
 
     query[1, Hq, T, Dh], key[1, Hkv, T, Dh], value[1, Hkv, T, Dv] -> ([1, T, Hq, Dv], None), without numbers.
 
@@ -165,7 +165,7 @@ def survey_attention(
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}") from None
     calls = module.ruvon_context  # `survey` attached its list
-    calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
+    calls.append(AttentionCall(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 
-class Work(NamedTuple):
+class SlowWork(NamedTuple):
     """A function to call. Work of the same name is the same work."""
 
     name: Hashable

@@ -27,7 +27,7 @@ from engine.server.limits import MAX_WATCHERS
 from engine.server.responses import ResponseFields, openapi_responses
 from engine.server.sse import EventStream, event
 from engine.server.telemetry_routes import PAGES, page
-from engine.telemetry.live_view import LiveView, Snapshot
+from engine.telemetry.live_view import EngineSnapshot, LiveView
 
 DRAWINGS = ("play.css", "play_svg.js", "play_blocks.js", "play_steps.js")  # of the articles' figures
 SHARED = ("dashboard.css", "stream.js")  # with other pages
@@ -44,7 +44,7 @@ RETRY_SECONDS = 5  # after which a watcher who was refused may ask again
 
 
 class SnapshotEvent(ResponseFields):
-    """One event of the stream: a snapshot of the engine, as `Snapshot.read` makes it."""
+    """One event of the stream: a snapshot of the engine, as `EngineSnapshot.read` makes it."""
 
     time: float  # seconds since the view was made
     model: str
@@ -117,7 +117,7 @@ class Frames:
             yield event(as_request_error(error).body())
 
 
-def encode(snapshot: Snapshot) -> tuple[str, float]:
+def encode(snapshot: EngineSnapshot) -> tuple[str, float]:
     """The snapshot as an event, and the seconds of processor time that this took."""
     start = time.thread_time()
     frame = event(snapshot.read())

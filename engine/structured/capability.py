@@ -16,7 +16,7 @@ from engine.decoding.structured import StructuredOutputsParams
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step, StepResult
-from engine.requests.work import Work
+from engine.requests.work import SlowWork
 from engine.speculation.capability import drafts_of
 from engine.structured.compiler import Compiler
 from engine.structured.constraint import OutputConstraint, intersection
@@ -29,15 +29,15 @@ class StructuredOutput:
         """`eos_ids` are the tokens that end an output."""
         self.compiler, self._eos_ids = compiler, tuple(eos_ids)
 
-    def slow_work(self, params: SamplingParams) -> Work | None:
+    def slow_work(self, params: SamplingParams) -> SlowWork | None:
         """The work that compiles a request's constraint; None if there is none, or if it is compiled."""
         structure = params.structured_outputs
         return self.work_to_compile(structure) if isinstance(structure, StructuredOutputsParams) else None
 
-    def work_to_compile(self, params: StructuredOutputsParams) -> Work | None:
+    def work_to_compile(self, params: StructuredOutputsParams) -> SlowWork | None:
         """The work that compiles a constraint; None if it is compiled already."""
         key = self.compiler.key(params)
-        return None if self.compiler.knows(key) else Work(key, partial(self.compiler.compile, params))
+        return None if self.compiler.knows(key) else SlowWork(key, partial(self.compiler.compile, params))
 
     def prepare(self, samples: list[Request]) -> None:
         """Give each of the n samples of one prompt its `Constraint`, if its parameters have one. Any thread

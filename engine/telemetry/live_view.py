@@ -43,7 +43,7 @@ class Tracked:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class EngineSnapshot:
     """The engine at one moment. Any thread may read it."""
 
     copy_seconds: float  # how long the copy took; no step could run meanwhile
@@ -77,7 +77,7 @@ class LiveView(Listener):
         self._events: deque[dict] = deque(maxlen=MAX_EVENTS)
         engine.listeners.add(self)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """The engine as it is now, with the newest of the steps that were noted."""
         start = self._clock()
         if start > self._notes_until:  # what was noted is old, and steps were left out since
@@ -103,7 +103,7 @@ class LiveView(Listener):
         ]
         memory = copy_memory(scheduler.cache, running)
         steps, events = list(self._steps), list(self._events)
-        return Snapshot(self._clock() - start, sizes, memory, requests, steps, events)
+        return EngineSnapshot(self._clock() - start, sizes, memory, requests, steps, events)
 
     def _since_start(self, moment: float) -> float:
         """Seconds from the view's start to a moment of the clock."""

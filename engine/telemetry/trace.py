@@ -47,7 +47,7 @@ class Gap:
 
 
 @dataclass(slots=True)
-class Row:
+class RequestRow:
     """The row of one request, while the request is in the engine. Times are microseconds of the trace."""
 
     number: int  # from 1
@@ -86,7 +86,7 @@ class Trace(Listener):
         """
         self.file, self._cache, self._block_size, self._budget = file, cache, block_size, budget
         self._clock, self._start = clock, clock()
-        self._rows: dict[str, Row] = {}  # by `Request.id`
+        self._rows: dict[str, RequestRow] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._last_landed = 0  # when the last step's tokens came
         # By a counter's name: when its values were last written, and these values.
@@ -111,7 +111,7 @@ class Trace(Listener):
         events: list[str] = []
         number = self._take_row(arrival, events)
         gaps = [Gap("waiting", arrival)]
-        self._rows[request.id] = Row(number, request, arrival, request.num_prompt_tokens, gaps)
+        self._rows[request.id] = RequestRow(number, request, arrival, request.num_prompt_tokens, gaps)
         details = {"prompt": request.num_prompt_tokens, "max_tokens": request.output.limit}
         if request.priority:
             details["priority"] = request.priority
@@ -181,7 +181,7 @@ class Trace(Listener):
         ]
 
     def _add_request_slices(
-        self, events: list[str], row: Row, record: StepRecord, s: int, moments: StepMoments
+        self, events: list[str], row: RequestRow, record: StepRecord, s: int, moments: StepMoments
     ) -> bool:
         """Add the slices of request `s` of a step. Returns whether the step computed tokens of the prompt, or
         of the output once more.
@@ -257,7 +257,7 @@ class Trace(Listener):
         self._end_row(events, row, details)
         self._write(events)
 
-    def _end_row(self, events: list[str], row: Row, details: Mapping[str, object]) -> None:
+    def _end_row(self, events: list[str], row: RequestRow, details: Mapping[str, object]) -> None:
         """End the request's outer slice, and before it what the request did last outside of steps."""
         now = max(self._micros(self._clock()), row.end)
         ends = [*(gap.since for gap in row.gaps[1:]), now]  # each gap ends where the next begins

@@ -8,7 +8,7 @@ import pytest
 from engine.core.engine_thread import EngineThread
 from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.params import NoRoomError, SamplingParams
-from engine.requests.work import Work
+from engine.requests.work import SlowWork
 from tests.part04.serving import DEADLINE, wait_until
 
 
@@ -20,7 +20,7 @@ class Waiting:
         self.begun: list[str] = []
         self.at_once = self.most_at_once = 0
 
-    def __call__(self, name: str) -> Work:
+    def __call__(self, name: str) -> SlowWork:
         def function() -> str:
             self.begun.append(name)
             self.at_once += 1
@@ -29,7 +29,7 @@ class Waiting:
             self.at_once -= 1
             return name
 
-        return Work(name, function)
+        return SlowWork(name, function)
 
 
 async def begin(queue: OneAtATime, work: Waiting, *names: str) -> list[asyncio.Task]:
@@ -107,7 +107,7 @@ def test_an_exception_is_its_callers_and_the_next_goes_on():
 
     async def run():
         queue = OneAtATime("things", 2)
-        works = Work("fails", fail), Work("fails", fail), Work("five", lambda: 5)
+        works = SlowWork("fails", fail), SlowWork("fails", fail), SlowWork("five", lambda: 5)
         first, second, five = await asyncio.gather(*map(queue.call, works), return_exceptions=True)
         return [type(first), type(second), five]
 
@@ -120,8 +120,8 @@ def test_work_of_a_request_is_done_before_its_samples_are_made_and_only_where_th
     class Preparation:
         """Has work for requests with a seed."""
 
-        def slow_work(self, params: SamplingParams) -> Work | None:
-            return None if params.seed is None else Work("seeds", lambda: told.append("work"))
+        def slow_work(self, params: SamplingParams) -> SlowWork | None:
+            return None if params.seed is None else SlowWork("seeds", lambda: told.append("work"))
 
         def prepare(self, samples) -> None:
             told.append("samples")
