@@ -94,3 +94,12 @@ def test_a_program_that_ends_does_not_wait_for_the_next_line(measured):
     log.close()
     thread.join(DEADLINE)
     assert thread.daemon
+
+
+def test_without_a_look_up_nothing_was_hit_and_an_empty_cache_has_nothing_in_use(measured):
+    _, metrics, _ = measured()
+    clock = Clock()
+    log = StatLog(metrics, print, clock)
+    metrics.counters["ruvon:steps"] += 1
+    clock.now += 1
+    assert (log.line() or "").endswith("KV cache 0.0% in use, prefix cache 0.0% hits")

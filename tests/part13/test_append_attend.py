@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from engine.kernels import append_attend
 from engine.kernels.append_attend import AppendAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.test_paged_attention import DEVICE, P, scattered
@@ -76,3 +77,16 @@ def test_splits_are_a_power_of_two_and_no_more_programs_than_there_are():
                 assert splits >= 8, "few parts are slower than none"
                 assert splits * 3 * rows <= programs, "scratch memory is for so many programs"
                 assert 2 * splits * 3 * rows > programs, "fewer programs than there may be"
+
+
+@pytest.mark.parametrize(("programs", "taken"), [(32, "_attend_split"), (1, "_attend_whole")])
+def test_what_is_split_and_what_is_not_have_a_kernel_each(monkeypatch, programs, taken):
+    class Launched(dict):
+        def __getitem__(self, grid):
+            return lambda *_, **__: self.update(grid=grid)
+
+    kernels = {name: Launched() for name in ("_attend_split", "_attend_whole")}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(append_attend, name, kernel)
+    Step([40, 70], biased=False, programs=programs).run()
+    assert [name for name, kernel in kernels.items() if kernel] == [taken], "the other takes longer"
