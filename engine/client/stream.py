@@ -41,10 +41,12 @@ class ChatAnswer:
     first_text_seconds: float | None = None  # when the first piece of text came
     last_text_seconds: float | None = None  # when the last piece of text came
     num_prompt_tokens: int | None = None  # tokens of the whole conversation before the answer
+    num_pieces: int = 0  # pieces of text that have come; each has a token at least
 
     def add_text(self, text: str, seconds: float) -> None:
         """Append a piece of text that came `seconds` after the question."""
         self.text += text
+        self.num_pieces += 1
         self.last_text_seconds = seconds
         if self.first_text_seconds is None:
             self.first_text_seconds = seconds

@@ -194,7 +194,7 @@ def stats(answers: list[ChatAnswer]) -> Iterator[str]:
         if speed:
             speeds.append(speed)
         milliseconds = f"{1e3 * answer.first_text_seconds:6.0f}"
-        tokens = answer.num_tokens or "?"
+        tokens = answer.num_tokens or f"{answer.num_pieces} or more"  # no count comes if it was stopped
         yield f"{len(first_texts):3}  first word {milliseconds} ms  {_speed(speed)}  {tokens} tokens"
     if not first_texts:
         yield "no answer yet"

@@ -223,3 +223,13 @@ def test_speeds():
     )
     assert len(rows) == 3, "an answer that never came is not counted"
     assert "750 ms" in rows[-1]
+
+
+def test_of_a_stopped_answer_the_tokens_that_came_are_told():
+    answer = ChatAnswer()
+    for seconds, text in enumerate(("Once", " upon", " a"), 1):
+        answer.add_text(text, seconds)
+    line, _ = stats([answer])
+    assert line.endswith("3 or more tokens"), (
+        "the server's count comes last: without it, each piece is a token"
+    )
