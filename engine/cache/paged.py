@@ -272,13 +272,12 @@ class PagedCache:
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         """As in `KVCacheManager`. A table has the blocks up to the sequence's last new token."""
         P = self.block_size
-        counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks up to the last token
-        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)  # [S, W]
+        tables = np.zeros((len(ids), max(positions) // P + 1), dtype=np.int64)  # [S, W]
         slots: list[int] = []  # [T]
-        for row, seq_id, count, start, end in zip(tables, ids, counts, query_start, query_start[1:]):
-            blocks = self.allocations[seq_id].table.blocks[:count]
-            row[:count] = blocks
+        for row, seq_id, start, end in zip(tables, ids, query_start, query_start[1:]):
             first, last = positions[start], positions[end - 1]
+            blocks = self.allocations[seq_id].table.blocks[: last // P + 1]  # up to the last token's
+            row[: len(blocks)] = blocks
             if first == last:  # the most frequent case, made fast: the sequence has one new token
                 slots.append(blocks.item(-1) * P + last % P)
             else:
