@@ -273,17 +273,13 @@ class PagedCache:
         """As in `KVCacheManager`. A table has the blocks up to the sequence's last new token."""
         P = self.block_size
         tables = np.zeros((len(ids), max(positions) // P + 1), dtype=np.int64)  # [S, W]
-        slots: list[int] = []  # [T]
-        for row, seq_id, start, end in zip(tables, ids, query_start, query_start[1:]):
-            first, last = positions[start], positions[end - 1]
-            blocks = self.allocations[seq_id].table.blocks[: last // P + 1]  # up to the last token's
-            row[: len(blocks)] = blocks
-            if first == last:  # the most frequent case, made fast: the sequence has one new token
-                slots.append(blocks.item(-1) * P + last % P)
-            else:
-                token_slots = (blocks[:, None] * P + np.arange(P)).ravel()  # of all tokens in these blocks
-                slots += token_slots[first : last + 1].tolist()
-        return Locations(tables, np.array(slots, dtype=np.int64))
+        for row, seq_id, end in zip(tables, ids, query_start[1:], strict=True):
+            count = positions[end - 1] // P + 1  # blocks up to the last token
+            row[:count] = self.allocations[seq_id].table.blocks[:count]
+        sequence, position = np.arange(len(ids)), np.array(positions)
+        if len(positions) > len(ids):  # in most steps each sequence has one new token
+            sequence = sequence.repeat(np.diff(query_start))  # [T]
+        return Locations(tables, tables[sequence, position // P] * P + position % P)
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self._copies = tuple(self._copies), []
