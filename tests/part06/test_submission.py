@@ -47,3 +47,12 @@ def test_a_fork_computes_with_one_thread_or_is_told_so(monkeypatch, threads):
     else:
         with pytest.raises(RuntimeError, match="forked"):
             refuse_forked(os.getpid() + 1)
+
+
+def test_outputs_come_in_the_order_in_which_their_requests_are_named(fake_engine):
+    engine = fake_engine()
+    for name in "abc":
+        engine.add_request(name, "hello", SamplingParams(temperature=0, max_tokens=1))
+    assert [output.request_id for output in engine._outputs(["c", "a", "b"])] == ["c", "a", "b"]
+    for name in "abc":
+        engine.abort_request(name)

@@ -142,8 +142,9 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, ga
     assert gate.entered == 1, "nobody waited for the engine"
 
 
-def test_two_requests_of_several_prompts_do_not_refuse_each_other():
-    """Three places are free. One asks for four, the other for three: the other has its three."""
+@pytest.mark.parametrize("few", ["xyz", "xy"])
+def test_two_requests_of_several_prompts_do_not_refuse_each_other(few):
+    """Three places are free. One asks for four, the other for three or two: the other has its own."""
 
     async def test():
         backend = admission(reqs=4)
@@ -157,16 +158,16 @@ def test_two_requests_of_several_prompts_do_not_refuse_each_other():
                 body = {"model": "desk", "prompt": list(prompts), "temperature": 0}
                 return asyncio.create_task(client.post("/v1/completions", json=body))
 
-            four, three = ask("abcd"), ask("xyz")
-            await turns(three)  # what can be looked at side by side is
+            four, other = ask("abcd"), ask(few)
+            await turns(other)  # what can be looked at side by side is
             desk.looking.set()
             assert (await four).json()["error"]["code"] == "queue_full", "there are three places, not four"
-            while len(open_feeds := [feed for feed in desk.feeds[1:] if not feed.closed]) < 3:
-                assert not three.done(), "it was refused for places of a request that was refused itself"
+            while len(open_feeds := [feed for feed in desk.feeds[1:] if not feed.closed]) < len(few):
+                assert not other.done(), "it was refused for places of a request that was refused itself"
                 await asyncio.sleep(0)
             for feed in open_feeds:
                 feed.say(output(("yes", "stop")))
-            assert len((await three).json()["choices"]) == 3
+            assert len((await other).json()["choices"]) == len(few)
         await held_already.aclose()
         assert backend.idle
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.attention.paged import Pages
 from engine.kernels.flash_prefill import MIN_DOT_SIZE
-from engine.kernels.verify_attend import MAX_NEW_TOKENS, VerifyAttend
+from engine.kernels.verify_attend import MAX_NEW_TOKENS, TOKENS, VerifyAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
 from tests.part13.test_paged_attention import DEVICE, P, scattered
@@ -85,3 +85,10 @@ def test_scratch_memory_is_enough_for_every_number_of_rows():
 def test_it_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
     assert {"_verify"} <= compiled("tests.part16.compiled", tmp_path)
+
+
+@pytest.mark.parametrize("old", [TOKENS, 2 * TOKENS])
+def test_a_part_that_begins_where_the_old_tokens_end_has_none_and_counts_for_none(old):
+    made = Pass([(old, 1)], programs=32)
+    assert made.attend.num_splits(1) > old // TOKENS, "there are more programs than parts with tokens"
+    made.check()
