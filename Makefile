@@ -64,9 +64,10 @@ form: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-# What running the engine and its server needs.
+# What running the engine and its server needs. Python 3.11's own pip takes three times as long to choose versions.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) $(PIP) --upgrade pip
 	$(RUN) $(PIP) -e ".[server]"
 	touch $@
 
