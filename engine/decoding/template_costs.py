@@ -38,7 +38,8 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     if name in WRITING_FILTERS:
         num_items = len(value) if isinstance(value, Sized) else 1
         size = written_length(value)
-        return size + num_items * written_length(arguments) + size * _largest_int(arguments)
+        repeats = size if name == "tojson" else num_items  # its separators stand in inner lists, too
+        return size + repeats * written_length(arguments) + size * _largest_int(arguments)
     size = _length(value)
     # How often the result may repeat an argument, or as many spaces as an argument says.
     insertions = 1

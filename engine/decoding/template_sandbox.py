@@ -13,7 +13,7 @@ operands. One of them can still be slow: a comparison of deeply nested lists.
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from typing import Any
 
@@ -69,9 +69,8 @@ class Budget:
         self.charge(len(result) if isinstance(result, Text | list) else 0)
 
     def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
-        """Yield the items, and charge for each one.
-
-        `characters` is how many the loop's body writes each time.
+        """Yield the items, and charge `characters` for each one: those of all fixed text within the loop's
+        body. A macro or a `{% set %}` block collects text that never is a piece of `render`.
         """
         for item in items:
             self.charge(characters)
@@ -153,15 +152,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if args:
                 args = (budget.counted(args[0]), *args[1:])
         elif isinstance(owner, str) and obj.__name__ == "format":
-            _ChargedFormatter(self).vformat(owner, args, kwargs)
+            self._charge_format(owner, args, kwargs)
         elif isinstance(owner, str) and obj.__name__ == "format_map":
-            _ChargedFormatter(self).vformat(owner, (), *args)
+            self._charge_format(owner, (), *args)
         elif isinstance(owner, Text | int):
             args = tuple(as_list(argument) for argument in args)
             budget.charge(method_characters(obj.__name__, owner, (*args, *kwargs.values())))
         result = super().call(context, obj, *args, **kwargs)
         budget.charge_result(result)
         return result
+
+    def _charge_format(self, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Charge for `template.format(*args, **kwargs)` field by field. The text is dropped: Jinja formats
+        again, once it is known to fit.
+        """
+        _ChargedFormatter(self).vformat(template, args, kwargs)
 
 
 class _ChargedFormatter(SandboxedFormatter):

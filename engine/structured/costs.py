@@ -42,7 +42,7 @@ def why_refused(schema: Any) -> str | None:
             )
     num_patterns = _PatternCounter(schema).count(schema)
     if num_patterns > MAX_PATTERNS:
-        return f"allOf has one text fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
+        return f"one text must fit {num_patterns} patterns at once; at most {MAX_PATTERNS} are accepted"
     return None
 
 
@@ -101,17 +101,21 @@ class _PatternCounter:
             return max(map(self.count, schema), default=0)
         if not isinstance(schema, Mapping):
             return 0
-        # One text must fit this schema's own patterns, all of allOf, and what it refers to.
-        at_once = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
-        if isinstance(schema.get("allOf"), list):
-            at_once += sum(map(self.count, schema["allOf"]))
-        if isinstance(schema.get("$ref"), str):
-            at_once += self._count_reference(schema["$ref"])
-        # Other schemas within this one are for other texts, or are alternatives.
+        # One text must fit this schema's own patterns, what it refers to, all of allOf, and an alternative of
+        # each of anyOf and oneOf. The other schemas within this one are for other texts.
+        at_once = elsewhere = 0
         for keyword, value in schema.items():
-            if keyword != "allOf":
-                at_once = max(at_once, self.count(value))
-        return at_once
+            if keyword in ("pattern", "format") and isinstance(value, str):
+                at_once += 1
+            elif keyword == "$ref" and isinstance(value, str):
+                at_once += self._count_reference(value)
+            elif keyword == "allOf" and isinstance(value, list):
+                at_once += sum(map(self.count, value))
+            elif keyword in ("anyOf", "oneOf"):
+                at_once += self.count(value)
+            else:
+                elsewhere = max(elsewhere, self.count(value))
+        return max(at_once, elsewhere)
 
     def _count_reference(self, reference: str) -> int:
         if reference not in self.counts:

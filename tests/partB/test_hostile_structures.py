@@ -28,6 +28,11 @@ COSTLY = {
     "patterns behind references": (
         {"allOf": [{"$ref": "#/$defs/a"}] * 6, "$defs": {"a": {"pattern": "a"}}}, "fit 6 patterns",
     ),
+    "patterns beside alternatives": (
+        {"pattern": "a", "anyOf": [{"pattern": "b", "oneOf": [{"pattern": "c", "format": "date"}, {}]}] * 2}
+        | {"allOf": [{"pattern": "d"}], "$ref": "#/$defs/e", "$defs": {"e": {"pattern": "e"}}},
+        "fit 6 patterns",
+    ),
     "many properties": ({"properties": {f"p{i}": {} for i in range(1001)}}, "properties has 1001 names"),
     "a bound beyond 64 bits": ({"minimum": 2**63 + 2**11}, "minimum=9223372036854777856"),
     "a bound without an exact float": ({"maximum": 2**53 + 1}, "maximum=9007199254740993"),
@@ -37,7 +42,7 @@ FINE = (
     {"const": {"multipleOf": 99991}}, {"properties": {"multipleOf": {"const": 99991}}}, {"minimum": 0.1},
     {"allOf": [{"pattern": "a"}] * 5}, {"properties": {f"p{i}": {"pattern": "a"} for i in range(50)}},
     {"multipleOf": 0}, {"multipleOf": True}, {"$ref": "#"}, {"$ref": "#/nowhere"},
-    {"allOf": [{"$ref": "#/allOf/0"}]},
+    {"allOf": [{"$ref": "#/allOf/0"}]}, {"pattern": "a", "anyOf": [{"pattern": "b"}] * 9},
 )  # fmt: skip
 
 
