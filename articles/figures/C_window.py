@@ -36,7 +36,7 @@ def main() -> None:
         cache.reserve(seq, count)
         cache.commit(seq, count)
         allocation = cache.allocations["a"]
-        gone = allocation.num_given_back
+        gone = allocation.num_blocks_given_back
         y = -0.95 * row
         ax.text(-0.3, y + 0.3, f"{count} tokens computed", ha="right", va="center", color=INK)
         for position in range(MOST):

@@ -112,7 +112,7 @@ def weights_of(scores: Tensor, seen: Tensor, extras: AttentionExtras) -> Tensor:
     return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
 
 
-def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
+def dense_extras_attention(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
     """Attention of one sequence's last Tq tokens over its last Tk ≥ Tq tokens, exactly as the formula.
 
     q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. With a window, `k` and `v` may leave out
@@ -130,10 +130,10 @@ def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> 
 
 
 # `causal` of dense.py with extras: the T tokens are one whole sequence, and no key or value is stored.
-causal = ExtrasAttend(lambda layer, q, k, v, extras: attention_with(q, k, v, extras))
+causal = ExtrasAttend(lambda layer, q, k, v, extras: dense_extras_attention(q, k, v, extras))
 
 
-def with_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
+def bind_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
     """An `Attend` that calls `attend` with the extras of the layer, from extras[L].
 
     So the code of a model's layers need not know of extras.

@@ -1,7 +1,8 @@
 """Attention with extras over keys and values that lie in pages, in PyTorch, on any device. Extension C.
 
-Promises the results of `attention_with` (extras.py) for each sequence alone, for one new token or many. With
-a window, only keys that some query sees are read: the pages before them may belong to other sequences by now.
+Promises the results of `dense_extras_attention` (extras.py) for each sequence alone, for one new token or
+many. With a window, only keys that some query sees are read: the pages before them may belong to other
+sequences by now.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.extras import AttentionExtras, attention_with, first_visible, visible, weights_of
+from engine.attention.extras import (
+    AttentionExtras,
+    dense_extras_attention,
+    first_visible,
+    visible,
+    weights_of,
+)
 from engine.attention.paged import Pages, gather
 from engine.machine.device import on_device
 
@@ -133,11 +140,11 @@ def _attend_decode_rows(
 def _attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras, seen: Tensor) -> Tensor:
     """q[Tq, Hq, Dh], k and v[Tk, Hkv, Dh], seen[Tq, Tk] -> [Tq, Hq, Dh].
 
-    PyTorch's own attention is faster than `attention_with`. It supports masks and scales, but neither soft
-    caps nor sinks.
+    PyTorch's own attention is faster than `dense_extras_attention`. It supports masks and scales, but neither
+    soft caps nor sinks.
     """
     if extras.softcap is not None or extras.sinks is not None:
-        return attention_with(q, k, v, extras)
+        return dense_extras_attention(q, k, v, extras)
     grouped = q.shape[1] != k.shape[1]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, tokens, Dh]
     out = F.scaled_dot_product_attention(q, k, v, seen, scale=extras.scale, enable_gqa=grouped)

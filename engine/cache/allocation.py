@@ -12,7 +12,7 @@ from engine.cache.prefix import Prefix
 
 @dataclass(slots=True)
 class Allocation:
-    """The memory of one admitted sequence."""
+    """The memory of one admitted sequence. Numbers are of tokens, unless their names say of blocks."""
 
     table: BlockTable = field(default_factory=BlockTable)
     num_reserved: int = 0  # tokens for which the blocks have room, as of the last `reserve`; 0 before it
@@ -25,12 +25,12 @@ class Allocation:
     # How many of the first blocks are given back, because no layer sees their tokens any more (Extension C).
     # The table keeps their numbers, so that token i still lies in block i // P of the table, but other
     # sequences may use these blocks now.
-    num_given_back: int = 0
+    num_blocks_given_back: int = 0
 
     @property
     def held(self) -> list[int]:
         """The sequence's blocks, without those that it has given back."""
-        return self.table.blocks[self.num_given_back :].tolist()
+        return self.table.blocks[self.num_blocks_given_back :].tolist()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Invariants:
             )
         held = allocation.held
         _must(len(set(held)) == len(held), f"a block stands twice in {seq_id}'s table {table}")
-        num_committed, first_held = allocation.num_committed, allocation.num_given_back
+        num_committed, first_held = allocation.num_committed, allocation.num_blocks_given_back
         _must(num_committed <= len(table) * P, f"{seq_id} has {num_committed} tokens in {len(table)} blocks")
         for i, block in enumerate(table[first_held:], first_held):
             if self.cache.blocks.references[block] > 1:

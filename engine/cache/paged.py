@@ -113,7 +113,7 @@ class PagedCache:
         parent = None  # the allocation of the parent, if that is in the cache
         if seq.parent is not None:
             parent = self.allocations.get(seq.parent.id)
-        if seq.parent is None or parent is None or parent.num_given_back:
+        if seq.parent is None or parent is None or parent.num_blocks_given_back:
             blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
             chain = [self.prefixes.prefix(block) for block in blocks]
             return ComputedPrefix(len(blocks) * self.block_size, blocks, chain)
@@ -198,9 +198,11 @@ class PagedCache:
         and sees its own key, too.
         """
         num_unseen_blocks = max(0, num_tokens + 1 - window) // self.block_size
-        if num_unseen_blocks > allocation.num_given_back:
-            self.blocks.free(allocation.table.blocks[allocation.num_given_back : num_unseen_blocks].tolist())
-            allocation.num_given_back = num_unseen_blocks
+        if num_unseen_blocks > allocation.num_blocks_given_back:
+            self.blocks.free(
+                allocation.table.blocks[allocation.num_blocks_given_back : num_unseen_blocks].tolist()
+            )
+            allocation.num_blocks_given_back = num_unseen_blocks
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
         """As in `KVCacheManager`. Frees the blocks in which none of the first `num_tokens` tokens lies."""
@@ -221,7 +223,7 @@ class PagedCache:
         allocation = self.allocations[seq.id]
         num_committed = allocation.num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
-        is_complete = not allocation.num_given_back  # blocks that are given back cannot be copied
+        is_complete = not allocation.num_blocks_given_back  # blocks that are given back cannot be copied
         may_swap = self._mode != "recompute" and not seq.wants_every_row and is_complete
         if may_swap and num_committed >= min_tokens:
             blocks = allocation.table.blocks[: self.num_blocks_for(num_committed)].tolist()

@@ -25,7 +25,8 @@ WIDTH = 50  # characters in a line of the printed report, as in vLLM's
 def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
     """The figures under the names of vLLM's benchmark.
 
-    `measured` is a result of `figures` in engine/load/report.py, with `percentiles` and the 50th percentile.
+    `measured` is a result of `run_figures` (engine/load/report.py) with `percentiles` and the 50th
+    percentile.
     `metrics` are the keys of METRIC_NAMES to report, in milliseconds; they are 0 if no request was answered.
     The duration is in seconds.
     """

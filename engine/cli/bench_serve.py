@@ -33,7 +33,7 @@ from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
-from engine.load.report import run_figures
+from engine.load.report import LatencyLimits, run_figures
 from engine.load.run import Ask, Run, first_model, http_client
 from engine.wiring.neutral_options import Neutral
 
@@ -123,7 +123,9 @@ def bench_serve(
     extra_body: Annotated[
         str | None, _workload_flag("Further fields of each request, as JSON.", metavar="JSON")
     ] = None,
-    num_warmups: Annotated[int, _workload_flag("Requests before, which are not counted.", min=0)] = 0,
+    num_warmups: Annotated[
+        int, _workload_flag("Uncounted requests before; all are the first prompt, as vLLM's.", min=0)
+    ] = 0,
     seed: Annotated[int, _workload_flag("Seed of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
         str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
@@ -175,8 +177,7 @@ def bench_serve(
         )
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
-    measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
-    result = {
+    settings = {
         "date": f"{datetime.now():%Y%m%d-%H%M%S}",
         "backend": backend,
         "model_id": model or name,
@@ -186,14 +187,23 @@ def bench_serve(
         "burstiness": burstiness if burstiness < math.inf else "inf",
         "max_concurrency": max_concurrency,
     }
-    result |= vllm_figures(measured, metrics, percentiles)
-    result["max_output_tokens_per_s"], result["max_concurrent_requests"] = peaks(run.records)
+    result = settings | _figures(run, limits, metrics, percentiles)
     for line in report_lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
-        _save(result, result_filename or Path(f"openai-{request_rate}qps-{result['date']}.json"))
+        _save(result, result_filename or Path(f"{backend}-{request_rate}qps-{result['date']}.json"))
     if not result["completed"]:
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
+
+
+def _figures(
+    run: Run, limits: LatencyLimits | None, metrics: list[str], percentiles: list[float]
+) -> dict[str, Any]:
+    """The run's figures for `report_lines`. The arguments are as in `run_figures` and `vllm_figures`."""
+    measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
+    figures = vllm_figures(measured, metrics, percentiles)
+    figures["max_output_tokens_per_s"], figures["max_concurrent_requests"] = peaks(run.records)
+    return figures
 
 
 def _save(result: dict[str, Any], path: Path) -> None:
@@ -230,8 +240,9 @@ async def _send_all(
     num_warmups: int,
     max_concurrency: int | None,
 ) -> tuple[Run, str]:
-    """Send the warmups, and then the jobs. Returns the run of the jobs, and the model's name in requests:
-    `model`, or by default the name of the server's first.
+    """Send the warmups, and then the jobs. Each warmup is the first job, as in vLLM, so a prefix cache has
+    that job's prompt when it is measured. Returns the run of the jobs, and the model's name in
+    requests: `model`, or by default the name of the server's first.
     """
     async with http_client(base_url, os.environ.get("RUVON_API_KEY")) as http:
         name = model or await first_model(http)

@@ -1,13 +1,14 @@
 """A replica of `ruvon cluster`: one engine and its app, in a process that Ray starts. Extension A.
 
-Promises that `check_health` fails when the engine has ended or hangs, so that Ray can replace the replica. A
-stream whose replica dies ends with an error, and is not resumed. A replica knows nothing of the others,
-except that its routes /metrics and /dashboard/data ask all of them.
+Promises that `check_health` fails when the engine has ended or hangs, so that Ray can replace the replica;
+during a shutdown it always succeeds. A stream whose replica dies ends with an error, and is not resumed. A
+replica knows nothing of the others, except that its routes /metrics and /dashboard/data ask all of them.
 
 Needs Ray, which the extra `cluster` installs.
 """
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from fastapi import Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from ray import serve
+from ray.exceptions import RayActorError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -35,11 +37,15 @@ from engine.telemetry.history import DATA_PATH
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.loading import one_thread_if_small
 
+logger = logging.getLogger(__name__)
+
 ANSWER_SECONDS = 5  # in which a replica must answer a call of another replica or of the command
 
 
 class Replica:
     """One engine and its app. Ray makes one Replica in each of its processes for this application."""
+
+    costs: CostAccounting | None = None  # `__del__` reads it, also where `__init__` has failed before it
 
     def __init__(self, args: EngineArgs, flags: ServeFlags, folder: str) -> None:
         """Load the model and make the app. `folder` is the working folder of the command, to which relative
@@ -83,7 +89,9 @@ class Replica:
             self.costs.end()
 
     async def check_health(self) -> None:
-        """Ray's health check. Raises RuntimeError if the engine has ended or hangs."""
+        """Ray's health check. Raises RuntimeError if the engine has ended or hangs, but not during a
+        shutdown: the server refuses requests then, and Ray would take the replica for a broken one.
+        """
         try:
             if not self._is_closing:
                 self.service.backend.health()
@@ -118,9 +126,10 @@ class Replica:
         return serve.get_replica_context().rank.rank
 
     async def _ask_all(self, method: str) -> dict[int, Any]:
-        """rank -> the replica's answer to a call of `method`. A replica that has just died is left out.
+        """rank -> the replica's answer to a call of `method`. A replica that has just died is left out, and
+        so is one whose call has failed, which is logged.
 
-        Raises RequestError 503 if a replica does not answer in ANSWER_SECONDS.
+        Raises RequestError 503 if a replica does not answer in ANSWER_SECONDS, or if none is left.
         """
         this_replica = serve.get_replica_context()
         handle = serve.get_deployment_handle(this_replica.deployment, this_replica.app_name)
@@ -129,7 +138,16 @@ class Replica:
             answers = await response.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
         except TimeoutError:
             raise RequestError(503, f"a replica has not answered in {ANSWER_SECONDS} s") from None
-        return dict(answer for answer in answers if not isinstance(answer, BaseException))
+        by_rank = {}
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                rank, value = answer
+                by_rank[rank] = value
+            elif not isinstance(answer, RayActorError):  # else the replica has died
+                logger.error("%s of a replica failed", method, exc_info=answer)
+        if not by_rank:
+            raise RequestError(503, "no replica has answered")
+        return by_rank
 
     async def scrape(self, request: Request) -> Response:
         """The route /metrics: the metrics of all replicas."""

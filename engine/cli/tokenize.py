@@ -43,6 +43,6 @@ def _read_ids(text: str) -> list[int]:
         token_ids = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(token_ids, list) or not all(isinstance(token_id, int) for token_id in token_ids):
+    if not isinstance(token_ids, list) or not all(type(token_id) is int for token_id in token_ids):
         raise ValueError("a JSON list of token ids is accepted")
     return token_ids

@@ -41,7 +41,8 @@ def describable(x: Tensor) -> bool:
 def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """The varlen kernel of `interface.py`: q[T, Hq, Dh], k and v[K, Hkv, Dh] -> out[T, Hq, Dh].
 
-    Raises ValueError for heads wider than MAX_HEAD_DIM.
+    `flash_prefill` computes what the accelerator cannot fetch. It raises ValueError for heads wider than
+    MAX_HEAD_DIM.
     """
     (T, Hq, Dh), (_, Hkv, _) = q.shape, k.shape
     if Dh > MAX_HEAD_DIM or not all(map(describable, (q, k, v))):

@@ -54,6 +54,11 @@ class RequestRecord:
         return self.outcome == OK
 
     @property
+    def refused(self) -> bool:
+        """Whether the server answered with an HTTP status other than 200."""
+        return self.outcome.isdigit()
+
+    @property
     def late(self) -> float:
         """Seconds by which the load generator sent the request too late."""
         return self.sent - self.due

@@ -92,14 +92,17 @@ def jobs_of_trace(
 
     Its rows must be in the order of their times. Raises OSError if the file cannot be read, and ValueError if
     a column or a value is missing, a value is not a number or a time, a row is earlier than the row before,
-    there are fewer than two rows, or `rate` is given and the trace has no duration.
+    there are fewer than two rows, `rate` is given and the trace has no duration, or `context` has no room for
+    a token of a prompt and one of its output.
     """
+    context_tokens = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
+    if context_tokens < 2:
+        raise ValueError(f"{context=}: at least 3 tokens are needed")
     rows = _read_rows(path)
     start, end = rows[0].time, rows[-1].time
     if rate and end <= start:
         raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
     speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
-    context_tokens = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
     totals = sorted(row.prompt_tokens + row.output_tokens for row in rows)
     largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
     factor = min(1.0, context_tokens / max(1, largest_fitting))
@@ -141,4 +144,4 @@ def _read_rows(path: Path) -> list[TraceRow]:
 def _to_seconds(stamp: str) -> float:
     """An ISO 8601 time, taken as UTC, as seconds since 1970. Decimals after the sixth are dropped."""
     # Only differences count, so a zone at the end is ignored. Local time would jump when clocks change.
-    return datetime.fromisoformat(stamp[:26]).replace(tzinfo=UTC).timestamp()
+    return datetime.fromisoformat(stamp).replace(tzinfo=UTC).timestamp()

@@ -100,8 +100,8 @@ def run_figures(
     With `limits`, the figures include "goodput".
     """
     answered = [record for record in records if record.ok]
-    refused = [record for record in records if record.outcome.isdigit()]  # an HTTP status
-    failed = [record for record in records if not record.ok and not record.outcome.isdigit()]
+    refused = [record for record in records if record.refused]
+    failed = [record for record in records if not record.ok and not record.refused]
     seconds = max((record.end for record in records), default=start) - start
     num_output_tokens = [record.tokens for record in answered if record.tokens is not None]
     retry_after = [record.retry_after for record in refused if record.retry_after is not None]
@@ -113,7 +113,7 @@ def run_figures(
         "refusals_with_retry_after": len(retry_after),
         "retry_after_seconds": spread(retry_after, percentiles),
         "refused_after_seconds": spread([record.end - record.sent for record in refused], percentiles),
-        "seconds": seconds,  # from the start to the last answer's end
+        "seconds": seconds,  # from the start to the end of the last request, answered or not
         "prompt_tokens": sum(record.prompt_tokens or 0 for record in answered),
         "output_tokens": sum(num_output_tokens),
         "answers_without_usage": len(answered) - len(num_output_tokens),
@@ -145,8 +145,8 @@ def _times_of(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
-    """Two tables for people from the result of `run_figures`: "latency", in milliseconds, and "requests",
-    which says how the requests ended. Each is a dict with "columns" and "rows".
+    """Two tables for people from the result of `run_figures` with PERCENTILES: "latency", in milliseconds,
+    and "requests", which says how the requests ended. Each is a dict with "columns" and "rows".
     """
     column_names = ("mean", "p50", "p95", "p99", "max")
     latency_rows: list[list] = []
@@ -172,8 +172,8 @@ def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
 
 
 def generator_lag(measured: dict[str, Any]) -> str:
-    """One sentence about the generator's own delays, from the result of `run_figures`: how late requests were
-    sent, and how late the clock was read.
+    """One sentence about the generator's own delays, from the result of `run_figures` with PERCENTILES: how
+    late requests were sent, and how late the clock was read.
     """
     sending, reading = measured["late_seconds"], measured["wakeups_late_seconds"]
     if not sending or not reading:

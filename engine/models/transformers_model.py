@@ -53,7 +53,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class TransformersConfig(ModelConfig):
-    """A ModelConfig with the windows that the trial pass has shown."""
+    """A ModelConfig with the windows that the trial pass has shown, and the number of ranks."""
 
     windows: tuple[int | None, ...] = ()  # [L]: how many tokens each layer sees; None: all
     ranks: int = 1  # how many ranks share the model, whose linear layers are then one rank's (Extension A)
@@ -80,17 +80,36 @@ def _config_from_text(text: str) -> TransformersConfig:
     """`config_from` for the text of a config.json."""
     raw = json.loads(text)
     hf_config = library_config(raw)
-    num_layers = getattr(hf_config, "num_hidden_layers", None)
-    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
-        raise CheckpointError(f"num_hidden_layers={num_layers!r:.40}: 1 to {MAX_LAYERS:,} is accepted")
+    num_layers = _num_layers(hf_config)
     # On the meta device, PyTorch multiplies the weights of experts in bfloat16 only.
     causal_lm = build(hf_config, "meta", torch.bfloat16, transformers_survey.NAME)
     calls = transformers_survey.survey(decoder_of(causal_lm), num_layers)
+    config = _translate(raw, hf_config, causal_lm, calls)
+    model = Model(config, "meta", torch.bfloat16, causal_lm)
+    transformers_survey.refuse_other_logits(model.logits, config)
+    return config
+
+
+def _num_layers(hf_config: Any) -> int:
+    """The number of layers. Raises CheckpointError if it is missing or too large."""
+    num_layers = getattr(hf_config, "num_hidden_layers", None)
+    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
+        raise CheckpointError(f"num_hidden_layers={num_layers!r:.40}: 1 to {MAX_LAYERS:,} is accepted")
+    return num_layers
+
+
+def _translate(
+    raw: dict, hf_config: Any, causal_lm: Any, calls: list[transformers_survey.AttentionCall]
+) -> TransformersConfig:
+    """Our config for a config.json, which is `raw` and, as the library reads it, `hf_config`. `causal_lm` is
+    the library's model, and calls[L] what its layers hand to their attention.
+    """
+    num_layers = len(calls)
     vocab_size, hidden_size = causal_lm.get_output_embeddings().weight.shape
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     windows = tuple(call.window for call in calls)
     finite_windows = [window for window in windows if window is not None]
-    config = TransformersConfig(
+    return TransformersConfig(
         model_type=raw["model_type"],
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -107,12 +126,10 @@ def _config_from_text(text: str) -> TransformersConfig:
         raw=raw,
         model_impl=TRANSFORMERS,
         windows=windows,
+        # How far back some layer looks: no layer sees the keys before that, so a cache may drop them.
         window=max(finite_windows) if len(finite_windows) == num_layers else None,
         attention_extras=any(call.needs_extras for call in calls),
     )
-    model = Model(config, "meta", torch.bfloat16, causal_lm)
-    transformers_survey.refuse_other_logits(model.logits, config)
-    return config
 
 
 def for_ranks(config: TransformersConfig, size: int) -> TransformersConfig:
@@ -260,7 +277,9 @@ def load_weights(
     causal_lm = fill(library_config(config.raw), dtype, tensors, folder)
     if shard is not None:
         keep_part(causal_lm, config.ranks, shard)
-    for parameter in causal_lm.parameters():  # a copy, since it may be a view of the file, mapped into memory
+    # A parameter may be a view of the file, mapped into memory: a file that is replaced later would change
+    # it, and one that is cut short would end this process. So each is copied.
+    for parameter in causal_lm.parameters():
         parameter.data = parameter.data.clone()
     causal_lm = causal_lm.to(device)
     for name, parameter in causal_lm.named_parameters():

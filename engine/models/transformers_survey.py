@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.attention.extras import AttentionExtras, ExtrasAttend, attention_with
+from engine.attention.extras import AttentionExtras, ExtrasAttend, dense_extras_attention
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
@@ -129,7 +129,9 @@ def refuse_leaks(model: LanguageModel) -> None:
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
         """Attention of two sequences of n tokens, end to end, each of which sees itself only."""
         first, second = slice(0, n), slice(n, 2 * n)
-        return torch.cat([attention_with(q[part], k[part], v[part], extras) for part in (first, second)])
+        return torch.cat(
+            [dense_extras_attention(q[part], k[part], v[part], extras) for part in (first, second)]
+        )
 
     results = []  # hidden[n, D] of the same second sequence, after two different first sequences
     for first_ids in (range(n), range(n, 2 * n)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from engine.attention.extras import AttentionExtras, with_extras
+from engine.attention.extras import AttentionExtras, bind_extras
 from engine.attention.interface import Attend
 from engine.models import llama
 from engine.models.checkpoint import CheckpointError
@@ -74,5 +74,5 @@ class Model(llama.Model):
         ValueError.
         """
         if self.config.attention_extras:
-            attend = with_extras(attend, self.extras)
+            attend = bind_extras(attend, self.extras)
         return super().forward(token_ids, positions, attend)

@@ -165,8 +165,9 @@ def prompt_ids(
     template: ChatTemplate | None,
     extension: ChatExtension | None = None,
 ) -> list[int]:
-    """The conversation's token ids. Raises RequestError if there is no template or the template fails, and
-    ParameterError for fields that contradict each other. `extension` writes the turns of tools.
+    """The conversation's token ids. `extension` writes the turns of tools. Raises RequestError if there is no
+    template, the template fails or the prompt is too long, and ParameterError for fields that contradict each
+    other.
     """
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"

@@ -113,9 +113,9 @@ def copy_table(cache: KVCacheManager, request: Request) -> TableCopy:
     """Where the tokens of a request lie now."""
     if isinstance(cache, PagedCache) and request.id in cache.allocations:
         allocation = cache.allocations[request.id]
-        held = allocation.table.blocks[allocation.num_given_back :]
+        held = allocation.table.blocks[allocation.num_blocks_given_back :]
         cells = dict.fromkeys((held // cell_size(cache.num_blocks)).tolist())
-        return TableCopy(len(held), allocation.num_given_back, list(cells)[:MAX_TABLE])
+        return TableCopy(len(held), allocation.num_blocks_given_back, list(cells)[:MAX_TABLE])
     if isinstance(cache, SlotCache) and request.id in cache.slot_of:
         return TableCopy(1, 0, [cache.slot_of[request.id] // cell_size(cache.num_slots)])
     return TableCopy(0, 0, [])

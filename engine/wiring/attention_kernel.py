@@ -57,7 +57,8 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return "computes in float32 or float16 in the interpreter, which takes bfloat16 for integers"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"computes in float32, float16 or bfloat16, not {dtype}"
-    # Triton decides at this import whether kernels are compiled or interpreted, so the checks come before.
+    # `triton.jit` decides at the import of our kernels' module whether they are compiled or interpreted, so
+    # the checks come before.
     from engine.kernels.flash_prefill import MAX_HEAD_DIM
 
     if head_dim > MAX_HEAD_DIM:
@@ -66,7 +67,9 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
 
 
 def _is_interpreted() -> bool:
-    """Whether Triton's own functions were made for the interpreter. Triton decides that at its import."""
+    """Whether Triton's own functions, such as `tl.zeros`, were made for the interpreter. Triton decides that
+    at the import of the package `triton`, which may come long before that of our kernels.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
 

@@ -40,8 +40,10 @@ class Watchers:
         listeners: list[Listener] = []
         if self._file is not None:
             cache = scheduler.cache
+            # Without pages, a trace counts tokens: blocks of one.
             block_size = cache.block_size if isinstance(cache, PagedCache) else 1
             about = {"ruvon": ruvon_version(), "model": str(args.model), "seats": scheduler.max_num_seqs}
+            # The budget is read anew in each step, because an elastic scheduler changes it.
             self._trace = Trace(
                 self._file, cache, block_size, lambda: scheduler.max_num_batched_tokens, about
             )

@@ -11,8 +11,8 @@ from engine.attention.extras import (
     AttentionExtras,
     ExtrasAttend,
     attend_with,
-    attention_with,
     causal,
+    dense_extras_attention,
 )
 from engine.attention.extras_paged import GatheredWithExtras
 from engine.attention.paged import Pages
@@ -76,7 +76,7 @@ def numbers(tokens: int, seed: int = 0):
 def test_the_formula(name):
     q, k, v = numbers(11)
     for new in (11, 4, 1):
-        got = attention_with(q[-new:], k, v, EXTRAS[name])
+        got = dense_extras_attention(q[-new:], k, v, EXTRAS[name])
         torch.testing.assert_close(got, formula(q[-new:], k, v, EXTRAS[name]))
     torch.testing.assert_close(causal(0, q, k, v, EXTRAS[name]), formula(q, k, v, EXTRAS[name]))
 

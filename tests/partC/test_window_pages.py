@@ -59,7 +59,7 @@ def test_a_block_goes_when_no_later_token_sees_it(tokens, given_back):
     cache.admit(seq)
     cache.reserve(seq, tokens)
     cache.commit(seq, tokens)
-    assert cache.allocations["a"].num_given_back == given_back
+    assert cache.allocations["a"].num_blocks_given_back == given_back
 
 
 def test_what_was_given_back_is_found_until_it_is_overwritten():
@@ -88,7 +88,7 @@ def test_a_failed_sequence_leaves_nothing_behind_not_even_what_it_gave_back():
     cache.admit(failed)
     cache.reserve(failed, 20)
     cache.commit(failed, 20)
-    assert cache.allocations["a"].num_given_back == 3
+    assert cache.allocations["a"].num_blocks_given_back == 3
     failed.error = "ArithmeticError"
     cache.release(failed)
     assert cache.admit(later) == 0, "a block that a failed sequence gave back is not found"
