@@ -181,3 +181,19 @@ def test_a_real_server_from_the_command_line(tmp_path, capsys):
     assert backend.open == 0
     with pytest.raises(SystemExit, match=r"benchmarks\.load: "):
         load.main(["--url", url, "--rate", "20", "--seconds", "0.5"])
+
+
+def test_times_of_a_trace_may_have_a_zone_behind_any_number_of_decimals(tmp_path):
+    file = tmp_path / "trace.csv"
+    stamps = ("18:15:00+01:00", "18:15:00.5000+01:00", "18:15:01.0000009Z")
+    file.write_text(HEAD + "".join(f"2023-11-16 {stamp},5,5\n" for stamp in stamps))
+    trace = jobs_of_trace(file, 1024, 60, Random(0))
+    assert [job.offset for job in trace.jobs] == [0.0, 0.5, 1.0], "zones are ignored, and a tenth of a µs"
+
+
+def test_a_context_without_room_for_a_prompt_and_an_output_is_refused(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + ROWS)
+    with pytest.raises(ValueError, match="context=2: at least 3 tokens are needed"):
+        jobs_of_trace(file, 2, 60, Random(0))
+    assert {job.max_tokens for job in jobs_of_trace(file, 3, 60, Random(0)).jobs} == {1}
