@@ -34,6 +34,14 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """The filter `tojson` as in Hugging Face. Unlike Jinja's own filter, it does not escape for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
