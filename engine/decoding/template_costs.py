@@ -5,7 +5,7 @@ must not be so low that an operation within the budget needs much more memory th
 """
 
 import re
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Sized, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Sized, ValuesView
 from itertools import islice
 from typing import Any
 
@@ -35,11 +35,15 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
         return format_characters(value, arguments)
     if name == "replace":
         return method_characters("replace", value, arguments)
+    if name == "tojson":  # its separators may stand at each part of the value, and its indent at each level
+        size = written_length(value)
+        num_parts = size // STEP_CHARACTERS
+        indent = max([_largest_int(arguments), *map(_length, arguments)])
+        return size + num_parts * written_length(arguments) + size * indent
     if name in WRITING_FILTERS:
         num_items = len(value) if isinstance(value, Sized) else 1
         size = written_length(value)
-        repeats = size if name == "tojson" else num_items  # its separators stand in inner lists, too
-        return size + repeats * written_length(arguments) + size * _largest_int(arguments)
+        return size + num_items * written_length(arguments) + size * _largest_int(arguments)
     size = _length(value)
     # How often the result may repeat an argument, or as many spaces as an argument says.
     insertions = 1
@@ -103,7 +107,7 @@ def written_length(value: Any) -> int:
             total += part.bit_length() // 3  # a decimal digit stands for more than three bits
         elif isinstance(part, Mapping):
             parts += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
+        elif isinstance(part, list | tuple | set | frozenset | KeysView | ItemsView | ValuesView):
             parts += part
             total += len(part)
     return total

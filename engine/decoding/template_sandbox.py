@@ -41,7 +41,7 @@ MAX_SECONDS = 10.0  # that one render may take
 MAX_INT_BITS = 4096  # of a product or a power of whole numbers
 
 # The names of two filters of this sandbox. A template cannot call them, because of the space in each name.
-COUNTED, JOINED = "counted iterations", "joined pieces"
+CHARGE_ITEMS, JOIN_PIECES = "charge items", "join pieces"
 
 
 class BudgetExceeded(TemplateError):
@@ -68,12 +68,15 @@ class Budget:
         """Charge for the text or the list that a call or a filter has returned."""
         self.charge(len(result) if isinstance(result, Text | list) else 0)
 
-    def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
-        """Yield the items, and charge `characters` for each one: those of all fixed text within the loop's
-        body. A macro or a `{% set %}` block collects text that never is a piece of `render`.
+    def charge_items(self, items: Iterable[Any], body_characters: int = 0) -> Iterator[Any]:
+        """Yield a loop's items, and charge for each one.
+
+        `body_characters` is charged with each item: the length of all literal text in the loop, whether or
+        not an item's pass writes it. `render` charges only for text that leaves the template, and not for
+        what `{% set x %}` or a macro collects.
         """
         for item in items:
-            self.charge(characters)
+            self.charge(body_characters)
             yield item
 
 
@@ -117,7 +120,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= filters
         for name, function in self.filters.items():
             self.filters[name] = _charged_filter(name, function)
-        self.filters |= {COUNTED: _counted, JOINED: _joined}
+        self.filters |= {CHARGE_ITEMS: _charge_items, JOIN_PIECES: _join_pieces}
         del self.globals["lipsum"]  # this function makes text of any length
         self.globals["namespace"] = _Namespace
 
@@ -150,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(obj, LoopContext):  # `loop(items)` runs a recursive loop over these items
             if args:
-                args = (budget.counted(args[0]), *args[1:])
+                args = (budget.charge_items(args[0]), *args[1:])
         elif isinstance(owner, str) and obj.__name__ == "format":
             self._charge_format(owner, args, kwargs)
         elif isinstance(owner, str) and obj.__name__ == "format_map":
@@ -162,11 +165,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget.charge_result(result)
         return result
 
-    def _charge_format(self, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Charge for `template.format(*args, **kwargs)` field by field. The text is dropped: Jinja formats
-        again, once it is known to fit.
+    def _charge_format(self, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Charge for `text.format(*args, **kwargs)`, by formatting once: each field is charged before it is
+        written. The text is dropped, since Jinja's own `call` formats again.
         """
-        _ChargedFormatter(self).vformat(template, args, kwargs)
+        _ChargedFormatter(self).vformat(text, args, kwargs)
 
 
 class _ChargedFormatter(SandboxedFormatter):
@@ -196,12 +199,12 @@ class _ChargeLoopsAndConcats(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         body_characters = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
-        node.iter = self._filter(COUNTED, node.iter, nodes.Const(body_characters, lineno=node.lineno))
+        node.iter = self._filter(CHARGE_ITEMS, node.iter, nodes.Const(body_characters, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self._filter(JOINED, nodes.List(node.nodes, lineno=node.lineno))
+        return self._filter(JOIN_PIECES, nodes.List(node.nodes, lineno=node.lineno))
 
     def _filter(self, name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filter:
         return nodes.Filter(
@@ -209,13 +212,13 @@ class _ChargeLoopsAndConcats(NodeTransformer):
         )
 
 
-def _counted(items: Iterable[Any], characters: int) -> Iterator[Any]:
-    """The filter COUNTED: `Budget.counted` of the present render."""
-    return _budget.get().counted(items, characters)
+def _charge_items(items: Iterable[Any], body_characters: int) -> Iterator[Any]:
+    """The filter CHARGE_ITEMS: `Budget.charge_items` of the present render."""
+    return _budget.get().charge_items(items, body_characters)
 
 
-def _joined(pieces: list[Any]) -> str:
-    """The filter JOINED: the pieces of `a ~ b` as one text, each charged."""
+def _join_pieces(pieces: list[Any]) -> str:
+    """The filter JOIN_PIECES: the pieces of `a ~ b` as one text, each charged."""
     return "".join(map(to_text, pieces))
 
 
@@ -247,7 +250,8 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         leading = args[:num_leading]
         value, *others = args[num_leading:]
         if name in WRITING_FILTERS:
-            value = as_list(value)
+            value, *others = map(as_list, (value, *others))
+            kwargs = {key: as_list(argument) for key, argument in kwargs.items()}
         elif name == "replace":  # this filter replaces in the text of its value
             value = to_text(value)
         budget = _budget.get()

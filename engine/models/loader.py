@@ -141,7 +141,7 @@ def _load_weights(
         name = full_name.removeprefix(family.PREFIX)
         is_redundant = name not in places and re.fullmatch(family.REDUNDANT, name)
         if not is_redundant:
-            skeleton.target(str(file), name, shard(name, tensor.to("meta")))  # raises if it does not fit
+            skeleton.claim(str(file), name, shard(name, tensor.to("meta")))  # raises if it does not fit
             needed_tensors.append(NamedTensor(file, name, tensor))
     skeleton.finish(str(folder))
     # 2. Allocate the model, and copy the weights.

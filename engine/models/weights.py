@@ -27,13 +27,13 @@ class Module(nn.Module):
     """An nn.Module with faster calls and attributes.
 
     In a small model, nn.Module's overhead costs more than the arithmetic of many layers. A call goes straight
-    to `forward` unless an argument is given by name or the module has a forward hook. Without
-    one, global hooks and those of the backward pass are not called. nn.Module keeps layers and
-    weights in dictionaries, where `__getattr__` finds them only after the plain look-up has failed. Such a
-    look-up takes ten times as long as a plain one. A step of the storyteller has 131 of them, a tenth of its
-    time on a CPU. So layers and weights that are set as attributes are kept in `__dict__`, too.
-    `__setattr__`, `__delattr__` and `_apply` keep `__dict__` up to date. What `add_module` and
-    `register_parameter` add is found in the slower way.
+    to `forward` unless this module has a forward hook or an argument is given by name. Other hooks, those of
+    backward passes and those for all modules, are not called then. nn.Module keeps layers and weights in
+    dictionaries, where `__getattr__` finds them only after the plain look-up has failed. Such a look-up takes
+    ten times as long as a plain one. A step of the storyteller has 131 of them, a tenth of its time on a CPU.
+    So layers and weights are kept in `__dict__`, too. `__setattr__`, `__delattr__` and `_apply` keep
+    `__dict__` up to date. `add_module` and `register_parameter` do not: to replace a layer or a weight, set
+    the attribute.
     """
 
     def __call__(self, *args, **options):
@@ -113,9 +113,9 @@ class Filler:
         parameter = self.parameters[place.parameter]
         return parameter if place.rows is None else parameter[place.rows]
 
-    def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
-        """The parameter, or the rows of a parameter, that a tensor of `file` fills. The tensor's numbers are
-        not read. From now on the place counts as filled.
+    def claim(self, file: str, name: str, tensor: Tensor) -> Tensor:
+        """Note a tensor's place as filled, and return it: a parameter, or rows of one. The numbers of the
+        tensor, from `file`, are not read.
 
         Raises CheckpointError, which names the file and the tensor, if the tensor has no place in the model,
         has another shape than its place, or is not of a floating point dtype.
@@ -136,9 +136,9 @@ class Filler:
     def fill(self, file: str, name: str, tensor: Tensor) -> None:
         """Copy one tensor of `file` into its place, in the dtype and on the device of the model.
 
-        Raises CheckpointError as `target` does, and if a number is not finite in the model's dtype.
+        Raises CheckpointError as `claim` does, and if a number is not finite in the model's dtype.
         """
-        target = self.target(file, name, tensor)
+        target = self.claim(file, name, tensor)
         tensor = tensor.T if self.places[name].transpose else tensor
         target.copy_(tensor)  # also converts the dtype, and moves the numbers to the device
         refuse_not_finite(file, name, target)

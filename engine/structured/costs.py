@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from engine.structured.places import map_schemas
+from engine.structured.places import BY_NAME, DATA, DEFINITIONS, map_schemas
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
@@ -42,7 +42,7 @@ def why_refused(schema: Any) -> str | None:
             )
     num_patterns = _PatternCounter(schema).count(schema)
     if num_patterns > MAX_PATTERNS:
-        return f"one text must fit {num_patterns} patterns at once; at most {MAX_PATTERNS} are accepted"
+        return f"one text must fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
     return None
 
 
@@ -88,7 +88,10 @@ def _without_zeros(value: int | float) -> int:
 
 
 class _PatternCounter:
-    """Counts how many patterns and formats one text of a schema must fit at once, at most."""
+    """Counts how many patterns and formats one text of a schema must fit at once, at most.
+
+    The keywords `if`, `then`, `else` and `not` need no care: llguidance refuses them.
+    """
 
     def __init__(self, root: Any) -> None:
         """`root`: the whole schema, in which references are looked up."""
@@ -96,26 +99,22 @@ class _PatternCounter:
         self.counts: dict[str, int] = {}  # by reference; 0 while the count is under way
 
     def count(self, schema: Any) -> int:
-        """The count for a schema, a list of schemas, or another value within a schema."""
-        if isinstance(schema, list):
-            return max(map(self.count, schema), default=0)
+        """The count for a schema, or for another value within a schema."""
         if not isinstance(schema, Mapping):
             return 0
-        # One text must fit this schema's own patterns, what it refers to, all of allOf, and an alternative of
-        # each of anyOf and oneOf. The other schemas within this one are for other texts.
-        at_once = elsewhere = 0
+        own = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
+        inner = 0  # of a property or an item: other texts than the schema's own
+        together = 0  # of the schemas that the same text, property or item must fit, too
         for keyword, value in schema.items():
-            if keyword in ("pattern", "format") and isinstance(value, str):
-                at_once += 1
-            elif keyword == "$ref" and isinstance(value, str):
-                at_once += self._count_reference(value)
-            elif keyword == "allOf" and isinstance(value, list):
-                at_once += sum(map(self.count, value))
+            if keyword == "$ref" and isinstance(value, str):
+                together += self._count_reference(value)
+            elif keyword == "allOf":
+                together += sum(map(self.count, _parts(keyword, value)))
             elif keyword in ("anyOf", "oneOf"):
-                at_once += self.count(value)
-            else:
-                elsewhere = max(elsewhere, self.count(value))
-        return max(at_once, elsewhere)
+                together += max(map(self.count, _parts(keyword, value)), default=0)
+            elif keyword not in (*DATA, *DEFINITIONS):  # a definition counts where a reference leads to it
+                inner = max([inner, *map(self.count, _parts(keyword, value))])
+        return max(own, inner) + together
 
     def _count_reference(self, reference: str) -> int:
         if reference not in self.counts:
@@ -132,3 +131,10 @@ class _PatternCounter:
             name = step.replace("~1", "/").replace("~0", "~")  # as JSON pointers (RFC 6901) write these
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
+
+
+def _parts(keyword: str, value: Any) -> list[Any]:
+    """The schemas that are the value of a keyword, or other values."""
+    if keyword in BY_NAME and isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else [value]

@@ -35,9 +35,9 @@ def test_the_text_is_hugging_faces(turns, add_generation_prompt):
 SOURCES = {
     "bos and loop": "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{% continue %}{% endif %}"
     "[{{ loop.index0 }}{{ m['content'] | trim }}]{% endfor %}",
-    "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}"
-    "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}"
-    "{{ messages | tojson(false, 1, [';', '='], true) }}",
+    "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}",
+    "tojson, in order and close": "{{ messages | tojson(sort_keys=true, separators=(',', ':')) }}"
+    "{{ messages | tojson(true, none, ('; ', '=')) }}",
     "trimmed blocks": "{% if messages %}\n    {% for m in messages %}\nA{{ m.content }}\n    {% endfor %}\n"
     "{% endif %}\n",
     "tools": "{% if tools is defined and tools is none and documents is none %}none{% endif %}",

@@ -58,7 +58,10 @@ TOO_MUCH = {
     "many fields of one text": "{{ ('{0}' * 10**4).format('a' * 10**4) }}",
     "fields as Python writes them": NESTED + "{{ '{!r}'.format(ns.x) }}",
     "percent behind brackets": "{{ '%((a))10000000000d' % {'(a)': 1} }}",
-    "separators of inner lists": "{{ [range(1000) | list] | tojson(separators=('a' * 10**5, ':')) }}",
+    "tojson with long separators": "{{ [range(10**5) | list] | tojson(separators=('a' * 10**6, ':')) }}",
+    "tojson with separators that come one by one": "{% set long = ['a' * 10**6, ':'] | map('string') %}"
+    "{{ [range(10**5) | list] | tojson(separators=long) }}",
+    "tojson with a text to indent": "{{ [range(10**5) | list] | tojson(indent='a' * 10**5) }}",
     "slow steps": "{% set s = 'a' * 10**6 %}{% for i in range(99999) %}{{ s | upper | length }}{% endfor %}",
 }
 

@@ -19,6 +19,16 @@ from tests.partB.test_over_http import CHAT, PROMPT, post, refused, url  # noqa:
 
 PRIMES = (9973, 9967, 9949)
 LATE = {"type": "string", "pattern": "(.*a.{20,30}){10}"}  # llguidance finds out in the middle of an output
+
+
+def nested(keyword: str) -> dict:
+    """Six patterns, each beside `keyword` with the next one: a text must fit all six."""
+    schema = {"pattern": "a"}
+    for _ in range(5):
+        schema = {"pattern": "a", keyword: [schema]}
+    return schema
+
+
 COSTLY = {
     "options of the library's": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     "a large multiple": ({"multipleOf": 99991}, "multipleOf=99991"),
@@ -28,11 +38,9 @@ COSTLY = {
     "patterns behind references": (
         {"allOf": [{"$ref": "#/$defs/a"}] * 6, "$defs": {"a": {"pattern": "a"}}}, "fit 6 patterns",
     ),
-    "patterns beside alternatives": (
-        {"pattern": "a", "anyOf": [{"pattern": "b", "oneOf": [{"pattern": "c", "format": "date"}, {}]}] * 2}
-        | {"allOf": [{"pattern": "d"}], "$ref": "#/$defs/e", "$defs": {"e": {"pattern": "e"}}},
-        "fit 6 patterns",
-    ),
+    "patterns beside alternatives": (nested("anyOf"), "fit 6 patterns"),
+    "patterns beside one of": (nested("oneOf"), "fit 6 patterns"),
+    "patterns of one item": ({"allOf": [{"items": {"pattern": "a"}}] * 6}, "fit 6 patterns"),
     "many properties": ({"properties": {f"p{i}": {} for i in range(1001)}}, "properties has 1001 names"),
     "a bound beyond 64 bits": ({"minimum": 2**63 + 2**11}, "minimum=9223372036854777856"),
     "a bound without an exact float": ({"maximum": 2**53 + 1}, "maximum=9007199254740993"),
@@ -42,7 +50,8 @@ FINE = (
     {"const": {"multipleOf": 99991}}, {"properties": {"multipleOf": {"const": 99991}}}, {"minimum": 0.1},
     {"allOf": [{"pattern": "a"}] * 5}, {"properties": {f"p{i}": {"pattern": "a"} for i in range(50)}},
     {"multipleOf": 0}, {"multipleOf": True}, {"$ref": "#"}, {"$ref": "#/nowhere"},
-    {"allOf": [{"$ref": "#/allOf/0"}]}, {"pattern": "a", "anyOf": [{"pattern": "b"}] * 9},
+    {"allOf": [{"$ref": "#/allOf/0"}]}, {"anyOf": [{"pattern": "a"}] * 50},
+    {"allOf": [{"pattern": "a"}] * 5, "$defs": {"a": {"pattern": "a"}}},
 )  # fmt: skip
 
 
