@@ -134,7 +134,7 @@ def test_sessions_are_sticky_unless_that_is_refused(parts, machines):
 )
 def test_what_no_replica_could_do_is_refused(parts, args, flags, says):
     with pytest.raises(ValueError, match=says):
-        parts.check(EngineArgs(**args), ServeFlags(**flags))
+        parts.check_options(EngineArgs(**args), ServeFlags(**flags))
 
 
 class Clock:
