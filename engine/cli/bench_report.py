@@ -26,9 +26,8 @@ def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list
     """The figures under the names of vLLM's benchmark.
 
     `measured` is a result of `run_figures` (engine/load/report.py) with `percentiles` and the 50th
-    percentile.
-    `metrics` are the keys of METRIC_NAMES to report, in milliseconds; they are 0 if no request was answered.
-    The duration is in seconds.
+    percentile. `metrics` are the keys of METRIC_NAMES to report, in milliseconds; they are 0 if no request
+    was answered. The duration is in seconds.
     """
     seconds = measured["seconds"]
     num_tokens = measured["prompt_tokens"] + measured["output_tokens"]

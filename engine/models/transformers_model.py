@@ -277,7 +277,7 @@ def load_weights(
     causal_lm = fill(library_config(config.raw), dtype, tensors, folder)
     if shard is not None:
         keep_part(causal_lm, config.ranks, shard)
-    # A parameter may be a view of the file, mapped into memory: a file that is replaced later would change
+    # A parameter may be a view of the file, mapped into memory: a file that is overwritten later would change
     # it, and one that is cut short would end this process. So each is copied.
     for parameter in causal_lm.parameters():
         parameter.data = parameter.data.clone()

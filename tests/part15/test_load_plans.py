@@ -89,6 +89,21 @@ def test_a_trace_of_one_moment_has_no_pace_to_be_changed(tmp_path):
         jobs_of_trace(file, 1024, 60, Random(0), rate=2)
 
 
+@pytest.mark.parametrize("decimals", ["25", "2500", "25000", "2500000"])
+def test_a_time_may_have_any_number_of_decimals_and_a_zone(tmp_path, decimals):
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + f"2024-05-10 00:00:00+00:00,5,5\n2024-05-10 00:00:01.{decimals}+00:00,5,5\n")
+    assert [job.offset for job in jobs_of_trace(file, 1024, 60, Random(0)).jobs] == [0, 1.25]
+
+
+def test_a_context_without_room_for_a_request_is_refused(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + ROWS)
+    assert {job.max_tokens for job in jobs_of_trace(file, 3, math.inf, Random(0)).jobs} == {1}
+    with pytest.raises(ValueError, match="context=2: at least 3"):
+        jobs_of_trace(file, 2, 60, Random(0))
+
+
 def test_the_production_trace_fits_storytellers_context(data):
     """Microsoft's: 19,366 rows in 58 minutes."""
     trace = jobs_of_trace(data / "AzureLLMInferenceTrace_conv.csv", 1024, math.inf, Random(0), rate=2)

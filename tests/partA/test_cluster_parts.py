@@ -1,5 +1,6 @@
 """What `ruvon cluster` says and works out before Ray is started."""
 
+import asyncio
 import queue
 from dataclasses import fields
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_sessions_are_sticky_unless_that_is_refused(parts, machines):
 )
 def test_what_no_replica_could_do_is_refused(parts, args, flags, says):
     with pytest.raises(ValueError, match=says):
-        parts.check(EngineArgs(**args), ServeFlags(**flags))
+        parts.check_options(EngineArgs(**args), ServeFlags(**flags))
 
 
 class Clock:
@@ -221,6 +222,39 @@ def test_metrics_of_all_replicas_are_one_text(replica):
 def test_two_replicas_do_not_write_into_one_file(replica):
     assert replica.path_of_replica("logs/costs.csv", "abc") == "logs/costs-abc.csv"
     assert replica.path_of_replica(None, "abc") is None
+
+
+def asked(replica, monkeypatch, answers: list) -> dict:
+    """What a replica makes of the answers of all replicas."""
+
+    async def results_async(**options):
+        return answers
+
+    handle = SimpleNamespace(broadcast=lambda method: SimpleNamespace(results_async=results_async))
+    this_replica = SimpleNamespace(deployment="d", app_name="a")
+    monkeypatch.setattr(replica.serve, "get_replica_context", lambda: this_replica)
+    monkeypatch.setattr(replica.serve, "get_deployment_handle", lambda *names: handle)
+    return asyncio.run(replica.Replica.__new__(replica.Replica)._ask_all("metrics"))
+
+
+def test_only_a_call_that_failed_in_a_living_replica_is_logged(replica, monkeypatch, caplog):
+    from ray.exceptions import RayActorError
+
+    assert asked(replica, monkeypatch, [RayActorError(), (1, "one")]) == {1: "one"}
+    assert not caplog.records
+    assert asked(replica, monkeypatch, [ZeroDivisionError("oh"), (1, "one")]) == {1: "one"}
+    assert "metrics of a replica failed" in caplog.text
+    assert "ZeroDivisionError: oh" in caplog.text
+
+
+def test_without_any_answer_a_route_says_503(replica, monkeypatch):
+    with pytest.raises(replica.RequestError, match="no replica has answered") as caught:
+        asked(replica, monkeypatch, [])
+    assert caught.value.status == 503
+
+
+def test_a_replica_that_was_not_made_ends_without_an_error(replica):
+    replica.Replica.__new__(replica.Replica).__del__()
 
 
 # The fields of KubeRay's RayService that the manifest uses, and their kinds, by KubeRay's own types

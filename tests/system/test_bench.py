@@ -14,6 +14,7 @@ import pytest
 from engine import LLM
 from engine.cli import bench, bench_report, bench_serve, bench_workload
 from engine.cli.bench_options import latency_limits, request_url
+from engine.cli.main import app
 from engine.load.client import RequestRecord
 from engine.load.report import LatencyLimits, run_figures
 from engine.server.app import create_app
@@ -230,6 +231,17 @@ def test_the_result_has_vllms_keys_and_lines(capsys, tmp_path):
     assert re.search(peak, shown, re.MULTILINE)
     for line in ("Peak output token throughput (tok/s):", "Total token throughput (tok/s):"):
         assert f"\n{line} " in shown
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_a_saved_result_is_named_after_the_api(tmp_path, monkeypatch, backend):
+    monkeypatch.chdir(tmp_path)
+    with serve(create_app(ScriptedBackend())) as url:
+        asked = ["--url", url, "--backend", backend, "--endpoint", "/v1/completions", "--save-result"]
+        with pytest.raises(SystemExit):  # with an error for the chat, which this path does not answer
+            app(["bench", "serve", *asked, "--num-prompts", "1"], prog_name="ruvon")
+    (file,) = tmp_path.glob("*.json")
+    assert re.fullmatch(rf"{backend}-infqps-\d{{8}}-\d{{6}}\.json", file.name)
 
 
 def test_an_endpoint_is_of_the_server_and_not_of_its_v1():

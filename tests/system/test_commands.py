@@ -56,7 +56,13 @@ def test_tokens_and_their_ids_are_the_tokenizers(capsys):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("x", "no JSON"), ('{"a": 1}', "a JSON list"), ('["a"]', "a JSON list"), ("[99999]", "99999")],
+    [
+        ("x", "no JSON"),
+        ('{"a": 1}', "a JSON list"),
+        ('["a"]', "a JSON list"),
+        ("[99999]", "99999"),
+        ("[true]", "a JSON list"),
+    ],
 )
 def test_what_is_no_list_of_ids_is_refused(text, words):
     assert refusal("tokenize", text, "--decode").startswith("ruvon tokenize: ")
