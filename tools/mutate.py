@@ -165,7 +165,7 @@ def judge(warm: Warm, tree: Path, part: Part, file: str, mutation: Mutation, sec
         run = warm.pytest(tree, [part.tests, *UP_TO_THE_FIRST], seconds, _data())
     if run.problem or run.failures:
         return run.problem or run.failures[0].test
-    return "" if run.passed else "pytest ran no test"  # a conftest.py cannot be imported
+    return "" if run.passed else "pytest ran no test"  # there was nothing to run
 
 
 def _data() -> dict[str, str]:

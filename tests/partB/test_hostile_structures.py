@@ -39,6 +39,7 @@ COSTLY = {
         {"allOf": [{"$ref": "#/$defs/a"}] * 6, "$defs": {"a": {"pattern": "a"}}}, "fit 6 patterns",
     ),
     "patterns beside alternatives": (nested("anyOf"), "fit 6 patterns"),
+    "patterns of one alternative": ({"anyOf": [{"allOf": [{"pattern": "a"}] * 6}, {}]}, "fit 6 patterns"),
     "patterns beside one of": (nested("oneOf"), "fit 6 patterns"),
     "patterns of one item": ({"allOf": [{"items": {"pattern": "a"}}] * 6}, "fit 6 patterns"),
     "many properties": ({"properties": {f"p{i}": {} for i in range(1001)}}, "properties has 1001 names"),
