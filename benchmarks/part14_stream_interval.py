@@ -7,6 +7,10 @@ A server in this process, whose two threads, the engine's and the event loop's, 
 round. What the engine waits is the time of a step less its thread's processor time: there it wants to compute
 and does not. Two sides look for the cause: readers that throw the bytes away, and a switch interval of the
 interpreter's lock that is a tenth of Python's own.
+
+The control is the time of a step while all answers come in one piece. It is taken before and after each
+round, and a round in which it has changed by more than a tenth is taken again. It is the unit of the table: a
+step of 1.5 is half as long again as one of answers in one piece, on the same machine in the same moments.
 """
 
 import multiprocessing
@@ -22,7 +26,8 @@ import torch
 
 from benchmarks.part14_readers import Seen, at_once, crowd, question, streamed
 from benchmarks.part14_streaming import MODEL, build, clocked
-from benchmarks.record import record, show, whole_numbers
+from benchmarks.record import middle, quartiles, record, show, whole_numbers
+from benchmarks.steady import steady_rounds
 from engine.requests.listeners import Listener, StepRecord
 
 INTERVALS = (1, 2, 5, 10, 20)
@@ -53,11 +58,21 @@ class Side:
     switch_seconds: float = 0.005
 
 
+IN_ONE_PIECE = Side(at_once)
 SIDES = {
-    "in one piece": Side(at_once),
+    "in one piece": IN_ONE_PIECE,
     **{f"stream, tokens an event: {n}": Side(interval=n) for n in INTERVALS},
     "1, readers throw it away": Side(drained),
     "1, the lock changes hands sooner": Side(switch_seconds=SWITCH_SECONDS),
+}
+
+FIGURES = {  # as in the record, and in the table
+    "last_word": "last word after, steps",
+    "step": "a step",
+    "engine": "the engine computes",
+    "waits": "the engine waits",
+    "loop": "the event loop works",
+    "first_word": "first word after, steps",
 }
 
 
@@ -75,51 +90,50 @@ def main() -> None:
     args = whole_numbers(__doc__.splitlines()[0], rounds=5, users=32, tokens=128)
     torch.set_num_threads(1)
     wishes = {"max_completion_tokens": args.tokens, "temperature": 0.8, "ignore_eos": True}
-    spawn = multiprocessing.get_context("spawn")
     backend, app = build()
     steps = Steps()
     backend.engine.listeners.add(steps)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    spawn = multiprocessing.get_context("spawn")
     with clocked(app) as (address, clocks), ProcessPoolExecutor(1, spawn) as readers:
-        for turn in range(1 + args.rounds):  # the first warms up
-            for title, side in SIDES.items():
-                backend.stream_interval = side.interval
-                sys.setswitchinterval(side.switch_seconds)
-                before = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
-                steps.number = 0
-                seen = readers.submit(crowd, address, [side.way] * args.users, wishes).result()
-                used = {name: time.clock_gettime(clock) - before[name] for name, clock in clocks.items()}
-                wall = steps.end - steps.start
-                if turn:
-                    found[title].append({
-                        "first_word_ms": statistics.median(one.first_word for one in seen) * 1e3,
-                        "last_word_ms": statistics.median(one.last_word for one in seen) * 1e3,
-                        "step_ms": wall / steps.number * 1e3,
-                        "engine_ms": used["engine"] / steps.number * 1e3,
-                        "loop_ms": used["loop"] / steps.number * 1e3,
-                        "waits_ms": (wall - used["engine"]) / steps.number * 1e3,
-                    })  # fmt: skip
-    sys.setswitchinterval(Side.switch_seconds)
-    middle = {
-        name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        for name, rounds in found.items()
-    }
+
+        def served(side: Side) -> dict[str, float]:
+            """A crowd's answers: medians over its readers, and means over the engine's steps, in ms."""
+            backend.stream_interval = side.interval
+            sys.setswitchinterval(side.switch_seconds)
+            before = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
+            steps.number = 0
+            seen = readers.submit(crowd, address, [side.way] * args.users, wishes).result()
+            used = {name: time.clock_gettime(clock) - before[name] for name, clock in clocks.items()}
+            wall = steps.end - steps.start
+            return {
+                "first_word": statistics.median(one.first_word for one in seen) * 1e3,
+                "last_word": statistics.median(one.last_word for one in seen) * 1e3,
+                "step": wall / steps.number * 1e3,
+                "engine": used["engine"] / steps.number * 1e3,
+                "waits": (wall - used["engine"]) / steps.number * 1e3,
+                "loop": used["loop"] / steps.number * 1e3,
+            }
+
+        def control() -> float:
+            return served(IN_ONE_PIECE)["step"]
+
+        control()  # warms up
+        kept = steady_rounds(
+            args.rounds, control, lambda *_: {name: served(side) for name, side in SIDES.items()}
+        )
+    sys.setswitchinterval(IN_ONE_PIECE.switch_seconds)
+    in_steps = {
+        name: {key: [found[name][key] / step for found, step in kept] for key in FIGURES} for name in SIDES
+    }  # side -> figure -> of each round, in steps of the control
     tables = {
         "sides": {
-            "columns": [
-                "how", "first word, ms", "last word, ms", "least", "most", "a step, ms",
-                "the engine computes", "the engine waits", "the event loop works",
-            ],
+            "columns": ["how", *FIGURES.values()],
             "rows": [
-                [
-                    name, one["first_word_ms"], one["last_word_ms"],
-                    *(pick(each["last_word_ms"] for each in found[name]) for pick in (min, max)),
-                    one["step_ms"], one["engine_ms"], one["waits_ms"], one["loop_ms"],
-                ]
-                for name, one in middle.items()
+                [name, middle(of["last_word"]), *map(statistics.median, list(of.values())[1:])]
+                for name, of in in_steps.items()
             ],
         }
-    }  # fmt: skip
+    }
     workload = {
         "model": MODEL,
         "users": args.users,
@@ -127,13 +141,12 @@ def main() -> None:
         "rounds": args.rounds,
         "torch_threads": 1,
     }
-    path = record(
-        "part14_stream_interval",
-        __doc__.splitlines()[0],
-        workload,
-        {"middle": middle, "rounds": found, "intervals": INTERVALS},
-        tables,
-    )
+    figures = {
+        "control_step_ms": quartiles([step for _, step in kept]),
+        "in_steps": {name: {key: quartiles(of[key]) for key in of} for name, of in in_steps.items()},
+        "intervals": INTERVALS,
+    }
+    path = record("part14_stream_interval", __doc__.splitlines()[0], workload, figures, tables)
     show(path, tables)
 
 

@@ -1,13 +1,15 @@
 """How many answers come in time, as more is asked for than a server can do: with a bound, and without?
 
-    python -m benchmarks.part15_goodput --percent 300 [--rounds 5] [--seats 8] [--seconds 5]    # two minutes
+    python -m benchmarks.part15_goodput --percent 300 [--rounds 5] [--seats 8] [--seconds 5]    # some minutes
     python -m benchmarks.part15_goodput         # puts together what was measured at each of PERCENTS
 
 `storyteller`, one thread, a server in a process of its own for each side: no bound, a bound of twice the
-seats, no bound but a deadline. First a closed loop with twice as many users as seats says what full seats
-complete. Then an open loop offers so many percent of that: requests come by chance (Poisson), each is sent
-once. In time is who has all of the answer GOOD_SECONDS after it was due. Counted are the requests of the
-second half: the first half fills the queue. In each round the sides take turns, with the same requests.
+seats, no bound but a deadline. A closed loop with twice as many users as seats says what full seats complete,
+before and after each round; a round in which that has changed by more than a tenth is taken again. An open
+loop offers so many percent of it: requests come by chance (Poisson), each is sent once. In time is who has
+all of the answer GOOD_SECONDS after it was due. Counted are the requests of the second half: the first half
+fills the queue. In each round the sides take turns, with the same requests. Figures are shares of what full
+seats complete in that round.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from fastapi import FastAPI
 
 from benchmarks.load_process import server_process
 from benchmarks.record import derive, middle, quartiles, read_record, record, show, whole_numbers
+from benchmarks.steady import steady_rounds
 from engine.cache.slots import SlotMemory
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
@@ -95,29 +98,39 @@ async def offered(url: str, rate: float, seconds: float, seed: int) -> dict[str,
 
 def at(percent: int, rounds: int, seats: int, seconds: int) -> None:
     """Measure one point of the curve."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides(seats)}
     with ExitStack() as stack:
         urls = {}
         for name, (bound, deadline) in sides(seats).items():
             urls[name] = stack.enter_context(server_process(partial(app, seats, bound, deadline)))
             asyncio.run(full_seats(urls[name], seats // 2))  # warms up
-        most = [asyncio.run(full_seats(urls["no bound"], seats))]
-        for turn in range(rounds):
-            for name, url in urls.items():
-                found[name].append(asyncio.run(offered(url, percent / 100 * most[0], seconds, seed=turn)))
-        most.append(asyncio.run(full_seats(urls["no bound"], seats)))
-    of_rounds = {
-        name: {key: [one[key] for one in seen] for key in seen[0]} for name, seen in found.items()
+
+        def control() -> float:
+            return asyncio.run(full_seats(urls["no bound"], seats))
+
+        def one_round(turn: int, most: float) -> dict[str, dict[str, float]]:
+            rate = percent / 100 * most
+            return {name: asyncio.run(offered(url, rate, seconds, seed=turn)) for name, url in urls.items()}
+
+        kept = steady_rounds(rounds, control, one_round)
+    shares = {
+        name: {
+            key: [found[name][key] / most for found, most in kept] for key in ("asked", "in_time", "refused")
+        }
+        for name in sides(seats)
     }  # side -> figure -> of each round
-    kept = {name: {key: quartiles(of[key]) for key in of} for name, of in of_rounds.items()}
-    row = [f"{percent / 100:g}", *(middle(of["in_time"]) for of in of_rounds.values())]
-    tables = {"in_time": {"columns": ["asked for, of what full seats complete", *found], "rows": [row]}}
+    late = [figures["generator_late_ms"] for found, _ in kept for figures in found.values()]
+    row = [f"{percent / 100:g}", *(middle(of["in_time"]) for of in shares.values())]
+    tables = {"in_time": {"columns": ["asked for, of what full seats complete", *shares], "rows": [row]}}
     workload = {
         "model": MODEL, "seats": seats, "bound": 2 * seats, "good_seconds": GOOD_SECONDS,
         "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "seconds": seconds,
         "rounds": rounds, "torch_threads": 1, "generator": "on the same machine",
     }  # fmt: skip
-    figures = {"full_seats_before_and_after": most, "rounds": kept}
+    figures = {
+        "full_seats_complete_per_second": quartiles([most for _, most in kept]),
+        "shares": {name: {key: quartiles(of[key]) for key in of} for name, of in shares.items()},
+        "generator_late_ms": max(late),
+    }
     name = f"part15_goodput_{percent}"
     show(record(name, __doc__.splitlines()[0], workload, figures, tables), tables)
 

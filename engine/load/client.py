@@ -19,6 +19,7 @@ OK = "ok"
 TIMEOUT = "timeout"
 UNREACHABLE = "no connection"
 BROKEN = "broken off"
+CUT_SHORT = "cut short"  # the server says so: finish_reason "abort", such as at the request's deadline
 ERROR_EVENT = "error event"
 GARBLED = "no OpenAI stream"
 PATHS = {"completions": "completions", "chat": "chat/completions"}  # where OpenAI's API has them, behind /v1
@@ -144,11 +145,13 @@ class Endpoint:
 
 async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
     """Fill in `record` from a stream of events. A stream without [DONE], or without a finish_reason, counts
-    as broken off. Raises ValueError, LookupError, TypeError or AttributeError if the events are not OpenAI's.
+    as broken off; one with the finish_reason "abort" as cut short. Raises ValueError, LookupError, TypeError
+    or AttributeError if the events are not OpenAI's.
     """
     clock = asyncio.get_running_loop().time
     pieces: list[str] = []
-    has_error = has_done = has_finish_reason = False
+    has_error = has_done = False
+    finish_reasons: set[str] = set()
     async for data in event_data(received):
         if data == b"[DONE]":
             has_done = True
@@ -161,7 +164,7 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
             record.tokens = token_count(usage["completion_tokens"])
         for choice in chunk.get("choices") or ():
             if choice.get("finish_reason") is not None:
-                has_finish_reason = True
+                finish_reasons.add(choice["finish_reason"])
             piece = piece_of(choice)
             if piece:
                 pieces.append(piece)
@@ -169,10 +172,12 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
     record.text = "".join(pieces)
     if has_error:
         record.outcome = ERROR_EVENT
-    elif has_done and has_finish_reason:
-        record.outcome = OK
-    else:
+    elif not has_done or not finish_reasons:
         record.outcome = BROKEN
+    elif "abort" in finish_reasons:
+        record.outcome = CUT_SHORT
+    else:
+        record.outcome = OK
 
 
 def piece_of(choice: dict) -> str | None:

@@ -248,3 +248,19 @@ def test_nothing_sent_is_said_without_a_number():
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(ValueError):  # noqa: PT011 - the name or the number is quoted
         LatencyLimits.parse(text)
+
+
+def test_an_answer_that_the_server_cut_short_is_no_answer_however_soon_it_came():
+    """At a request's deadline the server ends it with what there is, in time: goodput must not count that."""
+    ends = iter(["abort", "length"])
+
+    async def tell(i, body):
+        choices = [{"text": "Once", "finish_reason": None}], [{"text": "", "finish_reason": next(ends)}]
+        events = [event({"choices": each}) for each in choices]
+        return httpx.Response(200, content=b"".join(events) + event("[DONE]"))
+
+    seen, found = open_loop(Script(tell), every(1, 2), limits=LatencyLimits(e2e=1))
+    assert [one.outcome for one in seen] == ["cut short", "ok"]
+    assert found["failed"] == {"cut short": 1}
+    assert (found["answered"], found["e2e_seconds"]["count"]) == (1, 1)
+    assert found["goodput"]["share"] == 1 / 2
