@@ -6,12 +6,12 @@
 
 A yardstick is work that no change of ours can make faster: a bare read of 64 MB (memory), a product of two
 matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
-process of its own, with one thread. The sitting's first quiet yardstick is its reference. A record is kept,
-with all three yardsticks in it, if each measure has the same median in them to within a tenth, and this lies
-within a tenth of its first quartile: neighbours on a shared machine only ever make it slower, so the machine
-was itself at least half of the time. Otherwise the record that was there before stands again. So all that a
-sitting keeps was measured on a machine in one state. The rounds of a benchmark are not judged: README.md of
-this folder says why.
+process of its own, with one thread. The sitting's reference is the first of three quiet yardsticks that
+agrees with one before it, since a single one may be odd. A record is kept, with all three yardsticks in it,
+if each measure has the same median in them to within a tenth, and this lies within a tenth of its first
+quartile: neighbours on a shared machine only ever make it slower, so the machine was itself at least half of
+the time. Otherwise the record that was there before stands again. So all that a sitting keeps was measured on
+a machine in one state. The rounds of a benchmark are not judged: README.md of this folder says why.
 
 Before a benchmark begins, up to `--patience` yardsticks (some seconds each) wait for a quiet one that agrees
 with the reference. What was refused is tried again when all others had their turn, up to `--tries` times in
@@ -38,7 +38,7 @@ from benchmarks.record import RESULTS, ROOT
 
 ROUNDS = 161  # some four seconds: what disturbs comes and goes within one
 MOST = 1.1  # times as long: more than that is another machine
-REFERENCE = "at the sitting's first yardstick"
+REFERENCE = "at the sitting's reference"
 
 Measures = dict[str, dict[str, float]]  # of each measure: median, first and third quartile, in ms
 
@@ -103,6 +103,19 @@ def wait_until_quiet(
         if why is None:
             return measures
     raise Restless(f"{patience} yardsticks were refused, the last: {why}")
+
+
+def agree_on_reference(yardstick: Callable[[], Measures], patience: int) -> Measures:
+    """The first of three quiet yardsticks that agrees with one before it. Restless: none does, or none of
+    `patience` yardsticks in a row is quiet.
+    """
+    quiet: list[Measures] = []
+    for _ in range(3):
+        quiet.append(wait_until_quiet(yardstick, patience))
+        if any(changed({"before": earlier, "now": quiet[-1]}) is None for earlier in quiet[:-1]):
+            return quiet[-1]
+    why = changed({"at the second": quiet[1], "at the third": quiet[2]})
+    raise Restless(f"no two of three quiet yardsticks agreed: {why}")
 
 
 def in_its_own_process() -> Measures:
@@ -190,7 +203,7 @@ def main() -> None:
         parser.error("name a benchmark; --patience and --tries are at least 1")
     else:
         try:
-            reference = wait_until_quiet(in_its_own_process, options.patience)
+            reference = agree_on_reference(in_its_own_process, options.patience)
         except Restless as error:
             sys.exit(f"nothing was begun, {error}")
         sit_once = partial(sit, reference=reference, patience=options.patience)

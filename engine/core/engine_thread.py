@@ -25,6 +25,7 @@ from engine.core.one_at_a_time import OneAtATime
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import NoRoomError, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.requests.listeners import Listener
 from engine.requests.request import Request, error_text
 
 logger = logging.getLogger(__name__)
@@ -293,7 +294,7 @@ class EngineThread:
             self._mailboxes[request_id] = mailbox
         except Exception as error:  # fails this request only
             if isinstance(error, ParameterError):
-                self.engine.listeners.tell("on_reject", request_id, error)
+                self.engine.listeners.tell(Listener.on_reject, request_id, error)
             self._send({mailbox: error})
         except BaseException as error:  # such as SystemExit, which ends the thread
             self._send({mailbox: EngineError(error_text(error))})

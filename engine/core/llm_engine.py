@@ -22,7 +22,7 @@ from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.sampling import SUPPORTS
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
-from engine.requests.listeners import Listeners, StepRecord
+from engine.requests.listeners import Listener, Listeners, StepRecord
 from engine.requests.request import Request, State, error_text
 from engine.requests.step import Step
 from engine.requests.work import SlowWork
@@ -167,7 +167,7 @@ class LLMEngine:
             samples = self.make_requests(request_id, prompt, params, **options)
             self.add(request_id, samples, prompt)
         except ParameterError as error:
-            self.listeners.tell("on_reject", request_id, error)
+            self.listeners.tell(Listener.on_reject, request_id, error)
             raise
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
@@ -188,7 +188,7 @@ class LLMEngine:
         text = prompt if isinstance(prompt, str) else None
         self._submissions[request_id] = Submission(text, samples, adapter)
         for request in samples:
-            self.listeners.tell("on_arrival", request)
+            self.listeners.tell(Listener.on_arrival, request)
             self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
@@ -201,7 +201,7 @@ class LLMEngine:
         for request in submission.samples:
             if request.state is not FINISHED:
                 self._end(request, None if request.output.finish_reason else "abort")
-                self.listeners.tell("on_finish", request)
+                self.listeners.tell(Listener.on_finish, request)
         return self._outputs([request_id])[0]
 
     def report_lost(self, error: BaseException) -> None:
@@ -243,7 +243,7 @@ class LLMEngine:
             return None
         self._num_empty_steps = 0
         step.start, step.schedule_end = start, time.perf_counter()
-        self.listeners.tell("on_schedule", step.batch)
+        self.listeners.tell(Listener.on_schedule, step.batch)
         try:
             for capability in self.capabilities:
                 step.batch = capability.before_submit(step)
@@ -300,7 +300,7 @@ class LLMEngine:
         request = queue[0]
         request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
         self._end(request, "error")
-        self.listeners.tell("on_finish", request)
+        self.listeners.tell(Listener.on_finish, request)
         return self._outputs([request.request_id])
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
@@ -338,9 +338,9 @@ class LLMEngine:
                 error=error,
                 counters=counters,
             )
-            self.listeners.tell("on_step", record)
+            self.listeners.tell(Listener.on_step, record)
             for request in ended:
-                self.listeners.tell("on_finish", request)
+                self.listeners.tell(Listener.on_finish, request)
         return outputs
 
     def _outputs(self, request_ids: Iterable[str]) -> list[RequestOutput]:

@@ -6,14 +6,17 @@ request fails from it. All methods are called on the thread that steps the engin
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVarTuple
 
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.step import Step
 
 logger = logging.getLogger(__name__)
+Details = TypeVarTuple("Details")  # the types of what an event's method is called with
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class StepRecord:
             schedule_seconds=step.schedule_end - step.start,
             execute_seconds=landed_at - step.schedule_end,
             request_ids=batch.ids,
-            tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.ids)))),
-            tokens_cached=tuple(request.num_cached_tokens for request in step.requests),
+            tokens_computed=tuple([end - start for start, end in pairwise(batch.query_start)]),
+            tokens_cached=tuple([request.num_cached_tokens for request in step.requests]),
             tokens_held=batch.context_lens,
             num_running=num_running,
             num_waiting=num_waiting,
@@ -107,10 +110,13 @@ class Listeners:
         """Whether there is a listener."""
         return bool(self._listeners)
 
-    def tell(self, event: str, *details: object) -> None:
-        """Call the method named `event` of each listener with `details`. An exception is logged."""
+    def tell(self, event: Callable[[Listener, *Details], None], *details: *Details) -> None:
+        """Call each listener's own method for `event`, as in `tell(Listener.on_step, record)`. An exception
+        is logged.
+        """
+        name = event.__name__
         for listener in self._listeners:
             try:
-                getattr(listener, event)(*details)
+                getattr(listener, name)(*details)
             except Exception:
-                logger.exception("listener %s failed in %s", type(listener).__name__, event)
+                logger.exception("listener %s failed in %s", type(listener).__name__, name)

@@ -9,6 +9,7 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 """
 
 from engine.cache.manager import KVCacheManager
+from engine.requests.listeners import Listener
 from engine.requests.request import Request, State
 from engine.requests.step import Step
 from engine.scheduling.scheduler import Queues, by_rank
@@ -106,7 +107,7 @@ class ContinuousScheduler(Queues):
         """Free a running request's memory for a request of better rank. Its tokens will be computed again."""
         self._put_back(request)
         request.num_preemptions += 1
-        self.listeners.tell("on_preempt", request)
+        self.listeners.tell(Listener.on_preempt, request)
 
     def _put_back(self, request: Request) -> None:
         """Move a running request to its old place in the queue, with no token computed and no memory.

@@ -350,3 +350,13 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
     assert len(output.prompt_logprobs) == 3
     assert output.outputs[0].cumulative_logprob == pytest.approx(-0.5 * 6)
     assert [list(one) for one in output.outputs[0].logprobs] == [[id] for id in output.outputs[0].token_ids]
+
+
+def test_an_event_that_no_listener_can_have_is_an_error_where_it_is_told():
+    """And not a line in a log. `tell` takes the method itself, so that mypy checks name and arguments."""
+    recorder = Recorder()
+    for listeners in (Listeners(), Listeners([recorder])):
+        with pytest.raises(AttributeError, match="__name__"):
+            listeners.tell("on_stpe", "a/0")
+    listeners.tell(Listener.on_reject, "a/0", ValueError("x"))
+    assert [kind for kind, _ in recorder.heard] == ["reject"]

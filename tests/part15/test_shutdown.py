@@ -118,3 +118,23 @@ def test_a_second_interrupt_waits_for_nobody(serving, gate):
         server.force_exit = True
         wait_until(lambda: backend.idle)
         gate.open()
+
+
+@pytest.mark.parametrize("seconds", [0, 10])
+def test_at_the_deadline_the_door_closes_and_not_a_look_later(seconds, monkeypatch):
+    """On a clock that jumps, which the looks meet exactly: a quarter of a second has no rounding."""
+    backend, closed = admission(), []
+
+    async def close(self, sockets=None):
+        closed.append(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(Server, "shutdown", close)
+    monkeypatch.setattr("engine.server.shutdown.POLL_SECONDS", 0.25)
+
+    async def drain():
+        server = DrainingServer(config(create_app(backend), "127.0.0.1", 0), backend, seconds)
+        backend.capacity.take(1, 10)
+        await server.shutdown()
+
+    instant.run(drain())
+    assert closed == [seconds], "at the deadline its time is over, not after it"

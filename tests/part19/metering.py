@@ -1,5 +1,6 @@
 """A meter on a clock of its own, and requests and steps made by hand."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ EVEN = Weights(input=1, output=1, held=0)  # a token is a token
 class Loud(Listeners):
     """Listeners whose exceptions a test sees."""
 
-    def tell(self, event: str, *details: object) -> None:
+    def tell(self, event: Callable, *details: object) -> None:
         for listener in self._listeners:
-            getattr(listener, event)(*details)
+            getattr(listener, event.__name__)(*details)
 
 
 @dataclass

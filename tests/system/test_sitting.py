@@ -166,10 +166,7 @@ def test_without_a_try_or_a_benchmark_it_says_what_it_needs(monkeypatch, capsys,
 def test_a_machine_that_changed_since_the_sitting_began_is_another(folder):
     """Before and after agree with each other, and each with what is nearest to it in time."""
     before, after = measures(11.4), measures(11.9)
-    assert (
-        sat(folder, before, after)
-        == "read took 11.9 ms after it and 10.5 ms at the sitting's first yardstick"
-    )
+    assert sat(folder, before, after) == "read took 11.9 ms after it and 10.5 ms at the sitting's reference"
     assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
 
 
@@ -184,19 +181,32 @@ def test_it_is_not_begun_on_a_machine_that_changed_since_the_sitting_began(folde
     assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2) is None
     seen = iter((slow, slow))
     why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2)
-    took = "read took 10.5 ms at the sitting's first yardstick and 12 ms before it"
+    took = "read took 10.5 ms at the sitting's reference and 12 ms before it"
     assert why == f"it was not begun, 2 yardsticks were refused, the last: {took}"
 
 
-def test_the_reference_is_the_sittings_first_quiet_yardstick(monkeypatch, folder):
+@pytest.mark.parametrize("earlier", [[10.0], [20.0, 10.0], [10.0, 20.0]])
+def test_the_reference_is_a_quiet_yardstick_that_agrees_with_one_before_it(monkeypatch, earlier):
     wide, references = measures(10.0, 9.0, 10.0), []
-    seen = iter((wide, REFERENCE))
+    seen = iter((wide, *map(measures, earlier), wide, REFERENCE))
     monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
     monkeypatch.setattr(sitting, "sit", lambda benchmark, reference, patience: references.append(reference))
     monkeypatch.setattr("sys.argv", ["sitting", "--patience", "2", "part98_x", "part99_x"])
     with pytest.raises(SystemExit, match="False"):
         main()
     assert references == [REFERENCE, REFERENCE], "one for all"
+    assert next(seen, None) is None, "and no yardstick more than it needs"
+
+
+def test_three_quiet_yardsticks_of_which_no_two_agree_are_no_reference(monkeypatch):
+    seen = iter((measures(10.0), measures(12.0), measures(15.0)))
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
+    monkeypatch.setattr(sitting, "sit", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "1", "part99_x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    took = "read took 12 ms at the second and 15 ms at the third"
+    assert ended.value.code == f"nothing was begun, no two of three quiet yardsticks agreed: {took}"
 
 
 def test_without_a_quiet_reference_nothing_is_begun(monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.system.conformance.cases import Case
+from tests.system.conformance.case import Case
 
 MAY_DIFFER = {"id", "created", "system_fingerprint", "owned_by", "root", "permission"}  # in their values
 TOLERANCE = 1e-3
