@@ -10,6 +10,10 @@ from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may need a download
+# Where one of these is set, typer and rich would colour what a test reads.
+os.environ.pop("FORCE_COLOR", None)
+os.environ.pop("GITHUB_ACTIONS", None)
+os.environ.pop("PY_COLORS", None)
 
 import pytest
 import torch

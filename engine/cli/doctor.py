@@ -38,6 +38,9 @@ def doctor() -> None:
     """What this machine can run, how fast its memory is, and why something is not available."""
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column()
+    table.add_column()
+    table.add_column(overflow="fold")  # a path may be longer than the line
     is_broken = False
     for finding in findings():
         failed_mark = "[red]NO[/]" if finding.needed else "[yellow]no[/]"

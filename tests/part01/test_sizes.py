@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,7 @@ def test_a_system_that_does_not_say_how_much_memory_it_has_bounds_nothing(folder
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.usefixtures("nothing_made")
 def test_absurd_sizes_are_refused_before_anything_is_made(folder, field, size, load_format):
-    begun = time.monotonic()
     message = refusal(edited(folder, **{field: size}), load_format=load_format)
-    assert time.monotonic() - begun < 20
     assert message.startswith(f"{folder / 'config.json'}: ")
     assert "bytes of memory" in message or "at most 2,147,483,647" in message or "num_layers=" in message
 

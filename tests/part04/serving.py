@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import random
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import openai
@@ -41,6 +43,17 @@ def serve(app, port: int = 0, patience: int = 3) -> Iterator[str]:
         server.should_exit = True
         thread.join(DEADLINE)
         assert not thread.is_alive(), "the server did not stop"
+
+
+def lasting_port() -> int:
+    """A free port for a server that is to come, or to come again: none of those above 32767, which the system
+    gives to whoever asks for any.
+    """
+    while True:
+        with socket.socket() as tried, suppress(OSError):
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("127.0.0.1", random.SystemRandom().randint(20_000, 32_767)))
+            return tried.getsockname()[1]
 
 
 class _Often:

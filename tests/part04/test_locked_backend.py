@@ -164,7 +164,7 @@ def test_the_backends_end_is_the_end_of_its_requests(watched):
 def test_who_waits_for_an_output_when_the_backend_ends_waits_no_longer(watched):
     """Also who waits for the lock. (`go_on` holds up the step under way.)"""
     go_on = threading.Event()
-    watched.before = lambda: go_on.wait(5)
+    watched.before = lambda: go_on.wait(DEADLINE / 2)
 
     async def run():
         async with watched.backend as backend:

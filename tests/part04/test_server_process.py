@@ -119,7 +119,7 @@ def test_who_does_not_send_a_request_in_time_is_cut_off(monkeypatch, sent):
 
 
 def test_who_sends_byte_by_byte_has_no_more_time_than_others(monkeypatch):
-    body = json.dumps(ASK).encode()
+    body = json.dumps(ASK | {"prompt": "go" * 500}).encode()  # 20 seconds of bytes
     with serving(monkeypatch, REQUEST_SECONDS=SHORT) as (url, _), connect(url) as connection:
         sent = 0
         with suppress(ConnectionResetError, BrokenPipeError):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engine.client.stream import ChatAnswer
 from engine.client.terminal import LineWrapper, TerminalChat
-from tests.part04.serving import DEADLINE, wait_until
+from tests.part04.serving import DEADLINE, lasting_port, wait_until
 from tests.part14.speaker import Speaker
 from tests.part14.terminal import Terminal
 
@@ -118,26 +118,24 @@ def test_in_a_pipe_text_stays_as_it_is():
 
 
 def test_the_server_goes_and_comes_back():
-    speaker = Speaker(["Half"])
-    with ExitStack() as first:
-        url = first.enter_context(speaker.serve())
-        with Terminal(url) as terminal:
-            terminal.shows("> ")
-            terminal.type("Hi\r")
-            terminal.shows("Half")
-            first.close()
-            terminal.shows("broke off")
-            terminal.type("Still there?\r")
-            terminal.shows("refused")
-            speaker.go.set()
-            with speaker.serve(int(url.rsplit(":", 1)[1])):
-                terminal.type("And now?\r")
-                terminal.shows("Half end.")
-            said = [turn["content"] for turn in speaker.asked[-1]["messages"]]
-            assert said == ["And now?"], "a question that failed is no part of the conversation"
-            terminal.type("/exit\r")
-            assert terminal.ended() == 0
-            assert "Traceback" not in "".join(terminal.screen.lines)
+    speaker, port = Speaker(["Half"]), lasting_port()
+    with ExitStack() as first, Terminal(first.enter_context(speaker.serve(port))) as terminal:
+        terminal.shows("> ")
+        terminal.type("Hi\r")
+        terminal.shows("Half")
+        first.close()
+        terminal.shows("broke off")
+        terminal.type("Still there?\r")
+        terminal.shows("refused")
+        speaker.go.set()
+        with speaker.serve(port):
+            terminal.type("And now?\r")
+            terminal.shows("Half end.")
+        said = [turn["content"] for turn in speaker.asked[-1]["messages"]]
+        assert said == ["And now?"], "a question that failed is no part of the conversation"
+        terminal.type("/exit\r")
+        assert terminal.ended() == 0
+        assert "Traceback" not in "".join(terminal.screen.lines)
 
 
 def test_an_error_is_the_servers_own_words_in_one_line():

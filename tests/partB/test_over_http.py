@@ -107,7 +107,7 @@ def test_openais_client_parses_a_pydantic_model_whole_and_as_a_stream(url):
         stream = client.chat.completions.create(model="m", response_format=FORMAT, stream=True, **CHAT)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert "".join(pieces) == whole.choices[0].message.content
-        assert len(pieces) > 3, "it came in pieces"
+        assert sum(map(bool, pieces)) > 1, "it came in pieces"
 
 
 def test_a_response_has_the_format_under_text(url):

@@ -210,8 +210,8 @@ def python(root: Path, *arguments: str, **more: str) -> subprocess.CompletedProc
 
 
 def parts(root: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The tool of the repository or tree at `root`."""
-    return python(root, "-m", "parts", *arguments)
+    """The tool of the repository or tree at `root`, in a wide terminal."""
+    return python(root, "-m", "parts", *arguments, COLUMNS="200")
 
 
 def git(folder: Path, *arguments: str) -> str:

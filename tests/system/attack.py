@@ -176,7 +176,7 @@ class Neighbour:
 
 def send_and_leave(client: httpx.Client, body: bytes) -> None:
     """What is asked for may take minutes: that is not this client's concern."""
-    with suppress(httpx.ReadTimeout):
+    with suppress(httpx.TimeoutException):
         client.post("/v1/completions", content=body, headers=JSON, timeout=2)
 
 

@@ -14,8 +14,9 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
 from engine.server.chat import chat_routes
 from engine.server.chat_page import OPEN_PATHS, chat_page
-from tests.part04.serving import ScriptedBackend, serve, wait_until
+from tests.part04.serving import ScriptedBackend, serve
 from tests.part06.fakes import CONFIG, TOKENIZER
+from tests.system.attack import wait_until
 from tests.system.tools import DEADLINE
 
 TEMPLATE = ChatTemplate.from_pretrained("storyteller")

@@ -30,6 +30,7 @@ LIBRARIES = (
     "typer", "uvicorn",
 )  # fmt: skip
 FIXED = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # read while the libraries are imported
+WIDE = {"COLUMNS": "200"}  # or the digits of a time that was measured decide where a line is broken
 ROOT = Path(__file__).parents[2]
 LOCK = threading.Lock()
 
@@ -81,8 +82,8 @@ class Popen(subprocess.Popen):
 
 
 def ruvon(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """The command as from a shell, to its end: what it gives on both channels. `options`: run's."""
-    return run([sys.executable, "-m", "engine.cli.main", *arguments], **options)
+    """The command as from a shell, `WIDE`, to its end: what it gives on both channels. `options`: run's."""
+    return run([sys.executable, "-m", "engine.cli.main", *arguments], **{"env": os.environ | WIDE} | options)
 
 
 def run(command, timeout: float = 600.0, kind: type[Popen] = Popen, **options) -> subprocess.CompletedProcess:

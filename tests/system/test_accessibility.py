@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.part04.serving import wait_until
+from tests.system.attack import wait_until
 from tests.system.chatting import Opened, ask, said
 from tests.system.test_serve import start
 from tests.system.tools import DEADLINE, axe_core, browser  # noqa: F401

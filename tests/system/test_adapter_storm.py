@@ -22,8 +22,9 @@ from engine.cli.serve_flags import ServeFlags
 from engine.cli.serving import Service
 from engine.lora.adapter import Adapter
 from engine.server.deadline import HEADER
-from tests.part04.serving import http, serve, wait_until
+from tests.part04.serving import http, serve
 from tests.part06.fakes import Gate
+from tests.system.attack import wait_until
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 NAMES = ("poetry", "business")
@@ -42,7 +43,7 @@ class Server:
     folder: Path
     before: list[Adapter]  # other tests' that were in memory
 
-    def ask(self, model: str, words: str = "Dear", timeout: float = 60) -> httpx.Response:
+    def ask(self, model: str, words: str = "Dear", timeout: float = 240) -> httpx.Response:
         """Eight tokens, greedily. `timeout`: seconds that the request gives itself."""
         body = {"model": model, "prompt": words, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         return self.client.post("/v1/completions", json=body, headers={HEADER: str(timeout)})
@@ -114,7 +115,7 @@ def test_one_whose_time_is_over_while_it_waits_for_a_slot_leaves_nothing_behind(
         try:
             runs = pool.submit(server.text, "poetry")
             wait_until(lambda: gate.entered == 2)
-            waits = pool.submit(server.ask, "business", timeout=10)
+            waits = pool.submit(server.ask, "business", timeout=20)
             wait_until(lambda: not server.service.engine_thread._commands.empty())
             gate.allow(1)
             wait_until(lambda: [request.adapter for request in engine.scheduler.waiting] == ["business@2"])

@@ -15,7 +15,7 @@ from tests.system.attack import DEADLINE, Process, wait_until
 GUESTS = 24
 ASK = {"model": "storyteller", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
 PROMPTS = [f"Once upon a time, {n} little dogs" for n in ("two", "three", "four", "five")]
-OPTIONS = ["--max-num-seqs", "2", "--max-num-queued-reqs", "4", "--shutdown-timeout", "60"]
+OPTIONS = ["--max-num-seqs", "2", "--max-num-queued-reqs", "4", "--shutdown-timeout", "240"]
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_chats_and_the_small_route_are_admitted_too(server):
 def test_a_signal_ends_it_in_good_order(tmp_path, kind, texts):
     """The running answer is whole, who comes is refused in words, and the exit code is 0."""
     with serving(tmp_path) as server, server.client() as client:
-        ask = ASK | {"prompt": PROMPTS[0], "stream": True, "max_tokens": 900}
+        ask = ASK | {"prompt": PROMPTS[0], "stream": True, "max_tokens": 600}
         with client.stream("POST", "/v1/completions", json=ask) as running:
             lines = running.iter_lines()
             next(lines)

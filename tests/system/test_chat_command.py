@@ -4,7 +4,6 @@ on this machine only.
 
 import importlib.util
 import re
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from engine.cli.main import app
+from tests.part04.serving import lasting_port
 from tests.part14.speaker import Speaker
 from tests.system.test_serve import ENVIRONMENT, ROOT
 from tests.system.tools import DEADLINE, browser, streamlit  # noqa: F401
@@ -100,9 +100,7 @@ def test_ui_becomes_streamlit_on_this_machine_with_what_it_was_given(monkeypatch
 
 def test_the_streamlit_page_in_a_browser(browser, streamlit):  # noqa: F811
     speaker = Speaker(["Half", " of"], meanwhile=" it")  # Streamlit stops at the next word
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = lasting_port()
     with (
         speaker.serve() as url,
         subprocess.Popen(

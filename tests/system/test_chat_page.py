@@ -8,8 +8,9 @@ from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
-from tests.part04.serving import ScriptedBackend, serve, wait_until
+from tests.part04.serving import ScriptedBackend, lasting_port, serve
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Gate
+from tests.system.attack import wait_until
 from tests.system.chatting import (  # noqa: F401
     TEMPLATE,
     Echo,
@@ -116,9 +117,9 @@ def test_a_failed_question_is_no_part_of_the_conversation(page):  # noqa: F811
 
 def test_the_server_is_restarted_in_mid_answer(page):  # noqa: F811
     backend = ScriptedBackend(["word "], endless=True)
+    port = lasting_port()
     with ExitStack() as first:
-        url = first.enter_context(serve(chat_app(backend), patience=0))
-        one = page.at(url)
+        one = page.at(first.enter_context(serve(chat_app(backend), port, patience=0)))
         ask(one)
         said(one, "word word").wait_for()
         first.close()
@@ -127,7 +128,7 @@ def test_the_server_is_restarted_in_mid_answer(page):  # noqa: F811
     said(one, "the server cannot be reached").wait_for()
     another = ScriptedBackend(["back", " again"])
     another.models = lambda: ["another"]
-    with serve(chat_app(another), port=int(url.rsplit(":", 1)[1])):
+    with serve(chat_app(another), port):
         ask(one)
         said(one, "back again").wait_for()
         one.get_by_text("ready").wait_for()

@@ -4,8 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.part04.serving import ScriptedBackend, wait_until
-from tests.system.chatting import TEMPLATE, Echo, Held, ask, asked, chat_app, page, prompt_of, said  # noqa: F401
+from tests.part04.serving import ScriptedBackend
+from tests.system.attack import wait_until
+from tests.system.chatting import TEMPLATE, Echo, Held, ask, asked, chat_app, ended, page, prompt_of, said  # noqa: F401
 from tests.system.tools import browser  # noqa: F401
 
 # --- hostile ------------------------------------------------------------------------------------------------
@@ -32,7 +33,6 @@ def test_what_the_model_says_is_text(page):  # noqa: F811
     assert one.title() == "ruvon: chat"
 
 
-LENGTH = "document.querySelector('.assistant .text')?.textContent.length"
 DRAWS = """() => {
   window.draws = window.frames_ = 0;
   const frame = () => { window.frames_ += 1; requestAnimationFrame(frame); };
@@ -148,10 +148,10 @@ def test_it_follows_the_words_until_its_reader_scrolls_up(page):  # noqa: F811
     turns = one.locator(".turns")
     said(one, "line 99").wait_for()
     wait_until(lambda: turns.evaluate(at_end))
+    top = turns.evaluate("t => t.scrollTop") - 600
     turns.hover()
     one.mouse.wheel(0, -600)
-    wait_until(lambda: not turns.evaluate(at_end))
-    top = turns.evaluate("t => t.scrollTop")
+    wait_until(lambda: turns.evaluate("t => t.scrollTop") == top)  # scrolling may take its time
     backend.go.set()
     said(one, "201 tokens").wait_for()
     assert turns.evaluate("t => t.scrollTop") == top, "who reads further up is left in peace"
@@ -175,6 +175,15 @@ def test_a_screen_reader_hears_whole_sentences(page):  # noqa: F811
     assert one.locator(".turns[aria-live], .turns [aria-live]").count() == 0, (
         "tokens are not spoken one by one"
     )
+
+
+def test_a_screen_reader_hears_all_of_an_answer_that_comes_within_a_frame(page):  # noqa: F811
+    """The end was told in the place of the sentences before it."""
+    one = page(ScriptedBackend(["It rains. ", "Go in"]))
+    one.evaluate("window.requestAnimationFrame = () => 0")  # no frame comes
+    ask(one)
+    ended(one)
+    assert one.locator("[aria-live]").text_content() == "It rains. Go in"
 
 
 @pytest.mark.parametrize("size", [(320, 640), (390, 844), (390, 420), (1280, 800)], ids=str)

@@ -1,10 +1,12 @@
 """`ruvon tokenize`, `models`, `doctor` and the help: what each says, and to whom."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -21,14 +23,15 @@ from engine.models.checkpoint import ZOO, embedded_models
 from engine.models.config import architectures
 from engine.models.known_shapes import known_shapes
 from engine.text.tokenizer import Tokenizer
+from tests.system.ready import WIDE
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 TEXT = "Once upon a time, a dög"
 
 
 def said(capsys, *arguments: str) -> str:
-    """What a command prints; it must end well."""
-    with pytest.raises(SystemExit) as caught:
+    """What a command prints in a wide terminal; it must end well."""
+    with patch.dict(os.environ, WIDE), pytest.raises(SystemExit) as caught:
         app(list(arguments), prog_name="ruvon")
     out = capsys.readouterr().out
     assert caught.value.code in (0, None), out
@@ -155,6 +158,7 @@ def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, caps
     assert not missing.ok
     assert "fastapi is missing; pip install 'ruvon[server]'" in missing.message
     monkeypatch.setattr(engine.cli.doctor, "find_spec", lambda name: None)
+    monkeypatch.setenv("COLUMNS", WIDE["COLUMNS"])
     with pytest.raises(SystemExit) as caught:
         app(["doctor"], prog_name="ruvon")
     assert caught.value.code == 1, "nothing runs without PyTorch"
@@ -234,7 +238,7 @@ def test_each_client_of_a_server_is_told_where_it_is_by_url(command):
 def test_a_command_that_is_meant_is_named():
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli.main", "serv"], cwd=Path(__file__).parents[2], text=True,
-        capture_output=True,
+        capture_output=True, env=os.environ | WIDE,
     )  # fmt: skip
     assert done.returncode == 2
     assert "Did you mean 'serve'?" in done.stderr

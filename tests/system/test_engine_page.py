@@ -11,7 +11,7 @@ import pytest
 
 from engine.server.limits import MAX_WATCHERS
 from engine.speculation.measuring import ALWAYS_DRAFT
-from tests.part04.serving import wait_until
+from tests.system.attack import wait_until
 from tests.system.chatting import Opened
 from tests.system.test_accessibility import VIEWS, findings
 from tests.system.test_serve import start

@@ -270,7 +270,7 @@ def test_so_many_watch_the_engine_and_the_next_are_told_to_wait(server, neighbou
 
 def ask(server: Keyed, **fields) -> None:
     """What is asked for may take minutes: that is not this client's concern."""
-    with suppress(httpx.ReadTimeout), server.client() as client:
+    with suppress(httpx.TimeoutException), server.client() as client:
         client.post("/v1/completions", json=ASK | fields, timeout=3)
 
 

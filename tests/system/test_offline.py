@@ -1,6 +1,7 @@
 """vLLM's offline API: prompts in every form, conversations, the bar, and scripts written for vLLM."""
 
 import io
+import itertools
 import re
 import runpy
 from functools import partial
@@ -208,7 +209,9 @@ def test_the_tokenizer_refuses_what_is_no_conversation_too(llm, conversation):
 
 def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
     monkeypatch.setattr(engine.wiring.llm_progress, "REFRESH_SECONDS", -1.0)  # after each token
-    shown, bars = io.StringIO(), []
+    clock = SimpleNamespace(perf_counter=lambda: 0.001 * next(times))
+    monkeypatch.setattr(engine.wiring.llm_progress, "time", clock)
+    times, shown, bars = itertools.count(), io.StringIO(), []
 
     def make(**given) -> tqdm:
         bars.append(tqdm(file=shown, mininterval=0, **given))

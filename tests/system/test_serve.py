@@ -18,6 +18,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.main import app
 from engine.models.checkpoint import ZOO
 from engine.wiring.loading import public_name
+from tests.part04.serving import lasting_port
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
@@ -239,8 +240,7 @@ def test_nobody_takes_the_port_while_the_model_is_loaded_and_it_is_free_after_a_
         raise ValueError("enough")
 
     monkeypatch.setattr(engine.cli.serving, "build_engine", load)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = lasting_port()
     assert refusal("--port", str(port)) == "ruvon serve: enough"
     for listener in engine.server.run.listen("127.0.0.1", port):
         listener.close()

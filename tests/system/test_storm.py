@@ -27,11 +27,11 @@ from engine.server.telemetry_routes import telemetry_routes
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine
 from engine.wiring.engine_args import EngineArgs
-from tests.part04.serving import serve, wait_until
-from tests.system.attack import ENDLESS, Process
+from tests.part04.serving import serve
+from tests.system.attack import ENDLESS, Process, wait_until
 
 USERS, LEAVERS, PLACES = 100, 20, 256
-DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 240.0  # seconds after which what we wait for will never come: not a promise about speed
 GROWTH_MB = 40  # of memory over two storms, once a first one has filled what is filled on first use
 WHO = (
     "a dog",

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from engine.decoding.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.metrics import EngineMetrics
+from tests.part04.serving import lasting_port
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, run_to_end
 from tests.part13.aheads import ahead
 from tests.system.test_serve import ENVIRONMENT, ROOT, start
@@ -96,9 +96,7 @@ def test_promtool_accepts_the_configuration():
 @contextmanager
 def prometheus(target: str, folder: Path):
     """A Prometheus of its own that scrapes `target` each second; gives its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{lasting_port()}"
     config = (TELEMETRY / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:8000", target.removeprefix("http://")).replace("5s", "1s")
     (folder / "prometheus.yml").write_text(config)

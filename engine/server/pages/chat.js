@@ -150,6 +150,9 @@ class Conversation {
       frame = null;
       answer.draw();
       this.toEnd();
+    };
+    const drawAndSpeak = () => {
+      draw();
       this.speak(answer.sentences(false));
     };
     try {
@@ -157,7 +160,7 @@ class Conversation {
       if (!model) await findModel();
       for await (const chunk of chat({ model, messages, ...wanted }, key(), this.stopping.signal)) {
         answer.take(chunk);
-        frame ??= requestAnimationFrame(draw); // once a frame, however fast it comes
+        frame ??= requestAnimationFrame(drawAndSpeak); // once a frame, however fast it comes
       }
       status("ready", "live");
     } catch (error) {
