@@ -2,9 +2,10 @@
 Part 13, as a tuned form of `store_kv.py` and `paged_attention.py`.
 
 Promises the results of `store_kv.py` and `paged_attention.py`, for models with as many key heads as query
-heads. A program reads the new token's key and value from the output of the qkv layer, so no program waits
-until these are stored. No kernel of the step writes old keys, so with PDL (`pdl.py`) a program loads old keys
-before the qkv layer is done. If a sequence is split among programs, the program that ends last joins the
+heads, if each row belongs to another sequence: a row does not see keys that other rows store in the same
+step. A program reads the new token's key and value from the output of the qkv layer, so no program waits
+until these are stored. If a sequence is split among programs, a program loads old keys before the qkv layer
+is done (with PDL, `pdl.py`: no kernel of the step writes old keys), and the program that ends last joins the
 parts, which saves a second kernel.
 """
 
@@ -34,7 +35,7 @@ AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Te
 
 
 class AppendAttend:
-    """Attention of a decode step with the scratch memory that the kernel needs."""
+    """Attention of a decode step, with the scratch memory of the kernel that splits sequences."""
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
         """`head_dim`: a power of two, at least MIN_HEAD_DIM."""
@@ -129,7 +130,7 @@ def _attend_whole(
     """Program (head, sequence): its row of out[S, H, DH]. `width` is W of tables[S, W].
 
     The running softmax begins with the new token. The block numbers of the next tile of old tokens are read
-    while the current tile is computed.
+    while the current tile is computed. ROWS is the fewest rows of a product on tensor cores.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + sequence)

@@ -42,7 +42,7 @@ def attend_rows(
     config: LlamaConfig, qkv: Tensor, cos: Tensor, sin: Tensor, gains: Gains, keys: Tensor,
     values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Store the new tokens' keys and values, and return attention's result [S, Hq, Dh].
+    """Store the keys and values of S sequences' new tokens, and return attention's result [S, Hq, Dh].
 
     qkv[S, (Hq + 2 Hkv) · Dh], cos and sin[S, 1, Dh/2], gains[Dh] or None, keys and values[B, P, Hkv, Dh],
     slots[S] of the new tokens, tables[S, W], lens[S], which count the new token, too. A row with slot -1

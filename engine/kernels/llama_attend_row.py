@@ -14,6 +14,24 @@ from engine.kernels.running_softmax import add_tile, merge_parts
 
 
 @triton.jit
+def _load_tile(
+    keys, values, tables, token, end, head, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr
+):
+    """Load both halves of keys, [TOKENS, HALF] each, and values[TOKENS, DH], at key head `head` and the
+    positions token[TOKENS]; 0 from position `end` on.
+    """
+    DH: tl.constexpr = 2 * HALF
+    pair, dim = tl.arange(0, HALF), tl.arange(0, DH)
+    valid = token < end  # [TOKENS]
+    block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
+    address = ((block * P + token % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
+    ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)
+    kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)
+    v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)
+    return ka, kb, v
+
+
+@triton.jit
 def attend_row(
     qkv, cos_sin, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
     eps, scale,
@@ -24,10 +42,10 @@ def attend_row(
 
     The last part has the new token, and stores its key and value in the place slots[0]; -1 stores nothing.
     The program that ends last joins the parts and writes out[HQ, DH]. qkv[(HQ + 2 · HKV) · DH] is the new
-    token's, cos_sin[DH] its angles, and lens[0] its context with itself. tables[blocks]; keys and
-    values[blocks, P, HKV, DH]; parts[HQ, SPLITS, DH], maxima and totals[HQ, SPLITS] are scratch, and
-    arrived[HKV] is 0 before and after. ROWS is the number of queries of a key head, rounded up. In names, qa
-    and qb are the two halves of queries, and ka and kb those of keys.
+    token's, cos_sin[2, HALF] the cosines and sines of its angles, and lens[0] its context with itself.
+    tables[W]; keys and values[B, P, HKV, DH]; parts[HQ, SPLITS, DH], maxima and totals[HQ, SPLITS] are
+    scratch, and arrived[HKV] is 0 before and after. ROWS is the least power of two from 16 on that holds the
+    queries of a key head. In names, qa and qb are the two halves of queries, and ka and kb those of keys.
     """
     # 1. This program's key head and part: the tokens first:last, of which first:end are old tokens.
     DH: tl.constexpr = 2 * HALF
@@ -45,12 +63,7 @@ def attend_row(
     # 2. Load the first tile of old keys and values.
     offset, group_row = tl.arange(0, TOKENS), tl.arange(0, ROWS)
     pair, dim = tl.arange(0, HALF), tl.arange(0, DH)
-    valid = first + offset < end  # [TOKENS]
-    block = tl.load(tables + (first + offset) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
-    address = ((block * P + (first + offset) % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
-    ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
-    v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
+    ka, kb, v = _load_tile(keys, values, tables, first + offset, end, head, HKV, HALF, P)
     slot = tl.load(slots).to(tl.int64)
     dtype: tl.constexpr = keys.dtype.element_ty
     # 3. Norm and rotate the new token's queries and key, which the qkv layer has computed. Store the new key
@@ -72,13 +85,8 @@ def attend_row(
     weighted = tl.where(has_new, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
     for start in range(first, end, TOKENS):
         # Load the next tile, and meanwhile add this one.
-        token = start + TOKENS + offset
-        valid = token < end
-        block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
-        address = ((block * P + token % P) * HKV + head)[:, None] * DH
-        next_ka = tl.load(keys + address + pair[None, :], mask=valid[:, None], other=0.0)
-        next_kb = tl.load(keys + address + HALF + pair[None, :], mask=valid[:, None], other=0.0)
-        next_v = tl.load(values + address + dim[None, :], mask=valid[:, None], other=0.0)
+        next_token = start + TOKENS + offset  # [TOKENS]
+        next_ka, next_kb, next_v = _load_tile(keys, values, tables, next_token, end, head, HKV, HALF, P)
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((start + offset < end)[None, :], scores, -float("inf"))

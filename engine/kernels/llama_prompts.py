@@ -1,7 +1,7 @@
 """The forward pass of Llama and Qwen3 over the tokens of prompts, with few kernels between matrix products.
 Part 20.
 
-Promises the interface of the model and its hidden states up to rounding. The residual sum is in fp32.
+Promises the model's hidden states up to rounding. The residual sum is in fp32.
 `llama_rows.py` has the kernels between the products. The caller passes attention, as to the model.
 """
 
@@ -21,7 +21,7 @@ from engine.kernels.llama_rows import (
     norm_weights,
     rotate_and_store,
     silu_mul,
-    summed_and_head_weights,
+    summed_weights_of,
     unchanged,
 )
 from engine.kernels.prompt_rows import gpt2_prompt_forward
@@ -31,8 +31,9 @@ from engine.models.llama import Model as Llama
 def prompt_forward(
     model: nn.Module, sum_parts: SumParts | None = None
 ) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """As `gpt2_prompt_forward`, with `LlamaPrompts` for Llama and Qwen3 on a GPU. `sum_parts`:
-    None if the model is whole.
+    """The fastest forward pass over prompts' tokens, called as the model is: `LlamaPrompts` for a model on a
+    GPU that `LlamaRows.fits`, and otherwise the result of `gpt2_prompt_forward`. `sum_parts`: as for
+    `LlamaRows`.
     """
     if LlamaRows.fits(model, is_part=sum_parts is not None) and model.embed.weight.is_cuda:
         return LlamaPrompts(model, sum_parts)
@@ -45,8 +46,7 @@ class LlamaPrompts:
     def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
         """`sum_parts`: as for `LlamaRows`."""
         self.model, self.blocks, self.norms = model, llama_blocks(model), norm_weights(model)
-        # Each layer's (proj, down): the weights whose products several ranks sum.
-        self.summed_weights, _ = summed_and_head_weights(model)
+        self.summed_weights = [summed_weights_of(block) for block in self.blocks]
         self.sum_parts = sum_parts or unchanged
         self.frequencies = model.get_buffer("frequencies")
 

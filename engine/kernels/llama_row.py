@@ -40,8 +40,8 @@ MAX_SPLITS = 16  # the most programs among which the sequence is split, for each
 
 
 def tile_of(name: str, K: int) -> Tile:
-    """The tile for a layer with K inputs: of `TILES`, with more warps, and then with fewer rows, where a
-    thread would hold more than MAX_HELD_WEIGHTS weights.
+    """The tile for a layer with K inputs, with `name` in TILES. Where a thread would hold more than
+    MAX_HELD_WEIGHTS weights, it has more warps, up to MAX_WARPS, and then fewer rows, down to one.
     """
     tile = TILES[name]
     matrices = 2 if name == "gate_up" else 1  # a row of gate and a row of up make one number
@@ -56,7 +56,7 @@ def tile_of(name: str, K: int) -> Tile:
 
 
 class LlamaRow:
-    """The forward pass of one sequence's next token, over buffers whose addresses never change."""
+    """The forward pass of one sequence's next token. Its buffers keep their addresses."""
 
     def __init__(self, model: Llama, keys: list[Tensor], values: list[Tensor]) -> None:
         """`model`: a model for which `LlamaRows.fits` and `fits` are true. `keys` and `values`: one tensor
@@ -94,7 +94,8 @@ class LlamaRow:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32.
+        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32, in a buffer that the
+        next call overwrites.
 
         `lens` counts the new token, too. A length of 0 is a padding row, whose logits may be anything.
         """

@@ -1,14 +1,15 @@
 """A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all work between them. Part 20.
 
-Promises the model's own logits up to rounding. The residual sum is in fp32. Four kernels compute everything
-between the products:
+Promises the model's own logits up to rounding. The residual sum is in fp32. Between the products are:
 
+- `embed_rms_norm`: the embedding and the first norm.
 - `add_rms_norm`: the residual sum and the norm.
 - `_rotate_and_store`: queries and keys are normed and rotated, and keys and values are stored in their page.
 - `paged_attention`, of Part 13.
 - `_silu_mul`: silu(gate) · up.
 
-With many rows `attend_rows` (llama_attend.py) takes the place of the second and the third kernel.
+With many rows, unless `stores_first`, `attend_rows` (llama_attend.py) takes the place of
+`_rotate_and_store` and `paged_attention`.
 
 The model may be a rank's part of one that several devices share (Extension A). Then the products of `proj`
 and `down` are terms of a sum over the ranks, and the caller gives the function that sums them.
@@ -16,7 +17,7 @@ and `down` are terms of a sum over the ranks, and the caller gives the function 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeGuard, cast
+from typing import NamedTuple, TypeGuard
 
 import torch
 import triton
@@ -35,18 +36,16 @@ from engine.kernels.llama_attend import (
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.kernels.plain_layers import has_plain_linears
 from engine.layers.replace import linear_names
-from engine.models.llama import Attention, LlamaConfig
+from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
 COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` computes
 HEADS = 8  # heads of a token that a program of `_rotate_and_store` computes
-SumParts = Callable[[Tensor], Tensor]  # replaces a rank's term, of any shape, by the sum over the ranks
+SumParts = Callable[[Tensor], Tensor]  # writes the sum over the ranks into a rank's term, and returns it
 
 
 class LlamaRows:
-    """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses never
-    change.
-    """
+    """The forward pass of S ≤ max_rows rows, one new token each. Its buffers keep their addresses."""
 
     def __init__(
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
@@ -58,7 +57,7 @@ class LlamaRows:
         `stores_first`: whether the keys and values of all rows are stored before any row attends. Must be
         True if a step may have several rows of one sequence, since a row must see the keys of earlier rows.
 
-        `sum_parts`: sums the products of a rank's part over the ranks; None if the model is whole.
+        `sum_parts`: sums a rank's terms over the ranks, in place; None if the model is whole.
         """
         self.stores_first, self.sum_parts = stores_first, sum_parts or unchanged
         self.config = config = model.config
@@ -67,8 +66,8 @@ class LlamaRows:
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks, self.frequencies = llama_blocks(model), model.get_buffer("frequencies")
-        self.norms = norm_weights(model)
-        self.summed_weights, self.head = summed_and_head_weights(model)
+        self.norms, self.head = norm_weights(model), _head_weight(model)
+        self.summed_weights = [summed_weights_of(block) for block in self.blocks]
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
@@ -78,30 +77,29 @@ class LlamaRows:
 
     @staticmethod
     def fits(model: nn.Module, is_part: bool = False) -> TypeGuard[Llama]:
-        """Whether this class computes the model: Llama or Qwen3 without biases but those of queries, keys and
-        values, with a head width that is a power of two, and with linear layers that are not quantized,
-        wrapped or packed.
+        """Whether this class computes the model: a model of llama.py's code without extras of attention, with
+        silu, with a head width that is a power of two and at least MIN_HEAD_DIM, without biases but those of
+        queries, keys and values, and with linear layers that are not quantized, wrapped or packed.
 
         `is_part`: the model is a rank's part. Its layers may stand inside `SumOverRanks`, must have no bias,
         and may include no head.
         """
-        if not isinstance(model, Llama) or model.config.activation != "silu" or model.config.mlp_bias:
+        if not isinstance(model, Llama) or not _config_fits(model.config):
             return False
-        Dh = model.config.head_dim
-        head_fits = Dh >= MIN_HEAD_DIM and Dh == triton.next_power_of_2(Dh)
         if is_part:
-            linears = _linears_of(model)
+            linears = [model.get_submodule(name) for name in linear_names(model)]
             is_plain = all(isinstance(linear, nn.Linear) and linear.bias is None for linear in linears)
-            has_head = model.head(model.embed.weight[:1]).numel() > 0
-            return head_fits and is_plain and len(linears) == 4 * model.config.num_layers + has_head
-        if not head_fits or not has_plain_linears(model, model.config.num_layers):
+            num_linears = 4 * model.config.num_layers + (1 if model.has_head else 0)
+            return is_plain and len(linears) == num_linears
+        if not has_plain_linears(model, model.config.num_layers):
             return False
         return all(block.attention.proj.bias is None for block in llama_blocks(model))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, V], or [S, 0] without a head.
+        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, V], or [S, 0] without a head. The
+        result is a buffer that the next call overwrites.
 
         `lens` counts the new token, too. A row with slot -1 stores nothing. A row of length 0 is padding, and
         its logits may be anything.
@@ -146,23 +144,32 @@ class SummedWeights(NamedTuple):
     down: Tensor  # [D, inner]
 
 
-def summed_and_head_weights(model: Llama) -> tuple[list[SummedWeights], Tensor]:
-    """Each block's `SummedWeights`, and the weight of the head[V, D]; [0, D] if the model has none."""
-    weights = [linear.weight for linear in _linears_of(model)]
-    end = 4 * model.config.num_layers  # qkv, proj, gate_up and down of each block, then the head
-    blocks = [SummedWeights(weights[start + 1], weights[start + 3]) for start in range(0, end, 4)]
-    head = weights[end] if len(weights) > end else model.embed.weight[:0]
-    return blocks, head
+def summed_weights_of(block: Block) -> SummedWeights:
+    """The block's `SummedWeights`, also of layers inside `SumOverRanks` (Extension A)."""
+    return SummedWeights(_linear_in(block.attention.proj).weight, _linear_in(block.mlp.down).weight)
+
+
+def _linear_in(module: nn.Module) -> nn.Linear:
+    """The module itself if it is an nn.Linear, or the one inside it."""
+    return next(layer for layer in module.modules() if isinstance(layer, nn.Linear))
+
+
+def _head_weight(model: Llama) -> Tensor:
+    """The weight of the head[V, D]; [0, D] if the model has none."""
+    return model.head.weight if model.has_head else model.embed.weight[:0]
+
+
+def _config_fits(config: LlamaConfig) -> bool:
+    """Whether the kernels compute a Llama with this config, as `LlamaRows.fits` says."""
+    Dh = config.head_dim
+    head_fits = Dh >= MIN_HEAD_DIM and Dh == triton.next_power_of_2(Dh)
+    is_plain = not config.attention_extras and not config.mlp_bias
+    return head_fits and is_plain and config.activation == "silu"
 
 
 def unchanged(product: Tensor) -> Tensor:
     """The `SumParts` of a model that is whole."""
     return product
-
-
-def _linears_of(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers in the order of the forward pass, also those inside a wrapper (Extension A)."""
-    return [cast(nn.Linear, model.get_submodule(name)) for name in linear_names(model)]
 
 
 def norm_weights(model: Llama) -> list[Tensor]:
@@ -177,7 +184,7 @@ def rotate_and_store(
     config: LlamaConfig, qkv: Tensor, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
     sin: Tensor, gains: Gains,
 ) -> None:  # fmt: skip
-    """Split qkv[S, (Hq + 2 Hkv) · Dh]: queries go to q[S, Hq, Dh], and keys and values to their slots[S].
+    """Split qkv[S, (Hq + 2 Hkv) · Dh]: queries go to q[S, Hq, Dh], and keys and values to the slots slots[S].
 
     Queries and keys are normed, if the model has gains, and rotated by cos and sin[S, 1, Dh/2]. `keys` and
     `values` have rows of Hkv · Dh numbers, one for each slot. A row with slot -1 stores no key and value.
@@ -232,10 +239,10 @@ def _rotate_and_store(
     qkv, q, keys, values, slots, cos, sin, q_gain, k_gain, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Program (HEADS heads, sequence): these heads of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
+    """Program (HEADS heads, row): these heads of the row's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
 
     Queries and keys are normed (if NORM) and rotated by cos and sin[S, HALF]. A query goes to q[S, HQ, Dh]. A
-    key or a value goes to the sequence's slot in its pages, unless the slot is -1.
+    key or a value goes to row slots[row] of keys or values, unless the slot is -1.
     """
     head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
     pair = tl.arange(0, HALF)[None, :]
@@ -257,7 +264,7 @@ def _rotate_and_store(
     dtype: tl.constexpr = q.dtype.element_ty
     first = tl.where(is_value, first, x * cosines - y * sines).to(dtype)
     second = tl.where(is_value, second, y * cosines + x * sines).to(dtype)
-    # 3. Store queries in q, and keys and values in the sequence's slot.
+    # 3. Store queries in q, and keys and values in the row's slot.
     out = q + (row * HQ + head)[:, None] * 2 * HALF + pair  # [HEADS, HALF]
     tl.store(out, first, mask=is_query)
     tl.store(out + HALF, second, mask=is_query)

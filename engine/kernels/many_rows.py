@@ -6,9 +6,9 @@ the product's numbers in registers; only `up` adds its own bias, with the gelu. 
 the norm are one kernel.
 
 Two products of a block, `proj` and `down`, have few columns, and would leave most of the GPU idle with few
-rows. If their inner dimension divides by SPLITS · INNER, as in GPT-2 large and XL, a Triton kernel computes
-them in SPLITS parts of that dimension (split-K) in steps of up to SPLIT_ROWS rows, and the next kernel sums
-the parts.
+rows. In steps of up to SPLIT_ROWS rows, a Triton kernel computes them in SPLITS parts of the inner dimension
+(split-K), and the next kernel sums the parts. For this the inner dimension must divide by SPLITS · INNER, and
+the columns by COLS, as in GPT-2 large and XL.
 
 If the number of the output layer's rows is no multiple of 128, its weights are copied and padded to one.
 GPT-2 has 50,257 rows, and with this odd number the product takes several times as long.
@@ -40,8 +40,8 @@ MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}
 
 
 class ManyRows:
-    """GPT-2's forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses never
-    change.
+    """GPT-2's forward pass of S ≤ max_rows rows, the next token of a sequence each. Its buffers keep their
+    addresses.
     """
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
@@ -68,7 +68,8 @@ class ManyRows:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, at least V].
+        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, at least V], in a buffer that the
+        next call overwrites.
 
         `lens` counts the new token, too. A row with slot -1 stores nothing. A row of length 0 is padding, and
         its logits may be anything. Columns of the logits from V on are not tokens.

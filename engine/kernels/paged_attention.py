@@ -62,9 +62,10 @@ def paged_attention(
 ) -> Tensor:
     """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S] -> [S, Hq, Dh].
 
-    Sequence s has lens[s] tokens. Token i lies in block tables[s, i // P] at place i % P. Keys and values
-    behind a sequence's end, or in blocks that are not the sequence's, are not read. A row of length 0 is
-    padding, and its result may be anything. `splits` is a power of two.
+    Sequence s has lens[s] tokens. Token i lies in block tables[s, i // P] at place i % P. Two of the S may be
+    one sequence at two lengths: each sees its own lens[s] tokens. Keys and values behind a sequence's end, or
+    in blocks that are not the sequence's, are not read. A row of length 0 is padding, and its result may be
+    anything. `splits` is a power of two.
     """
     (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
     q, out = q.contiguous(), torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)

@@ -1,9 +1,8 @@
 """GPT-2's forward pass over the tokens of prompts, with few kernels between matrix products. Part 13, tuned
 for prompts.
 
-Promises the interface of the model and its hidden states up to rounding. As in `many_rows.py`, one kernel
-computes the residual sum, a bias and the norm, and gelu is part of the product before. The caller passes
-attention, as to the model.
+Promises the model's hidden states up to rounding. As in `many_rows.py`, one kernel computes the residual sum,
+a bias and the norm, and gelu is part of the product before. The caller passes attention, as to the model.
 """
 
 from collections.abc import Callable
@@ -21,11 +20,9 @@ from engine.models.gpt2 import Model as GPT2
 
 
 def gpt2_prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """The fastest forward pass over prompts' tokens, with the interface of the model. Used as
+    """The fastest forward pass over prompts' tokens, called as the model is: `PromptRows` if
+    `SingleRow.fits(model)` is true and the model is on a GPU, and otherwise the model itself. Used as
     `EagerWay(forward=)`.
-
-    The result is `PromptRows` if `SingleRow.fits(model)` is true and the model is on a GPU, and otherwise the
-    model itself.
     """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 
@@ -38,11 +35,9 @@ class PromptRows:
         self.norms = norms_of(model)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`.
-
-        `x` is the residual, in fp32. Each kernel that adds to `x` also writes `normed`, the input of the next
-        product.
-        """
+        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
+        # `x` is the residual, in fp32. Each kernel that adds to it also writes `normed`, the input of the
+        # next product.
         model, config, T = self.model, self.model.config, len(token_ids)
         D, heads, eps = config.hidden_size, (3, config.num_heads, config.head_dim), config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}

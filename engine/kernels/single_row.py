@@ -175,7 +175,7 @@ class Kernels(NamedTuple):
 
 
 class SingleRow:
-    """GPT-2's forward pass of one sequence's next token, over buffers whose addresses never change."""
+    """GPT-2's forward pass of one sequence's next token. Its buffers keep their addresses."""
 
     kernels = Kernels(_embed, _norm_linear, _linear_add)
 
@@ -185,7 +185,8 @@ class SingleRow:
         """`model`: a model for which `fits` is true. `keys` and `values`: one tensor [B, P, H, Dh] for each
         layer.
 
-        `operands`: the arguments for a subclass's `kernels` (Part 17); None: made from the model's weights.
+        `operands`: the arguments for the kernels of a subclass (Part 17); None: made from the model's
+        weights.
         """
         config = self.config = model.config
         device, dtype = model.norm.weight.device, model.norm.weight.dtype
@@ -225,7 +226,8 @@ class SingleRow:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32.
+        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32, in a buffer that the
+        next call overwrites.
 
         `lens` counts the new token, too. A length of 0 is a padding row, whose logits may be anything.
         """

@@ -64,8 +64,8 @@ class VerifyAttend:
 
         qkv[S, 3·D], to which bias[3·D] is added (None: no bias), keys and values[B, P, H, Dh], slots[S] of
         the rows' tokens, tables[S, W], lens[S], which count the row's own token and the tokens before. A
-        sequence may have at most MAX_NEW_TOKENS rows. A row of length 0 is padding: its result is not
-        written. `pdl`: launch with PDL (`pdl.py`).
+        sequence may have at most MAX_NEW_TOKENS rows, which are neighbours. A row of length 0 is padding: its
+        result is not written. `pdl`: launch with PDL (`pdl.py`).
         """
         S = len(qkv)
         splits = self.num_splits(S)

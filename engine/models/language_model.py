@@ -21,6 +21,7 @@ class LanguageModel(Module):
 
     config: ModelConfig
     head: nn.Module  # the output layer: hidden[R, D] -> logits[R, V]
+    has_head = True  # False on a rank that chooses no token: its `head` gives logits[R, 0] (Extension A)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden[R, D] -> logits[R, V], for the R rows that the caller selects from the T rows of `forward`.

@@ -28,7 +28,7 @@ Angles = tuple[Tensor, Tensor]  # cosines and sines, [T, 1, Dh/2] each
 
 @dataclass(frozen=True)
 class LlamaConfig(ModelConfig):
-    """A ModelConfig with the settings that only Llama and Qwen3 have."""
+    """A ModelConfig with the settings of Llama, and of the models that share its code."""
 
     rope: Rope = Rope(())
     attention_bias: bool = False

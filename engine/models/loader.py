@@ -37,7 +37,7 @@ class Sharding(Protocol):
         """The config of this device's part. Raises CheckpointError if the model cannot be divided so."""
 
     def shard(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
-        """This device's part of a checkpoint's tensor: a view of the shape `shape`, which the model needs at
+        """This device's part of a checkpoint's tensor, with the shape `shape`, which the model needs at
         `place`. The tensor itself if this device has it whole, or if it cannot be cut to `shape`.
         """
 
@@ -77,7 +77,7 @@ def load_model(
     config = ModelConfig.from_pretrained(folder, model_impl)
     if sharding is not None:
         config = sharding.config(config)
-    weight_dtype = _torch_dtype(dtype, config, device)
+    weight_dtype = _torch_dtype(folder, config, dtype, device)
     if load_format == "dummy":
         model = _load_dummy(folder, config, weight_dtype, device)
     else:
@@ -96,7 +96,9 @@ def load_model(
 
 
 def _load_dummy(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint."""
+    """The model with random weights. Raises ValueError if config.json is that of a quantized checkpoint, and
+    CheckpointError if the memory is too small.
+    """
     if config.raw.get(QUANTIZATION) is not None:
         raise ValueError(
             "load_format='dummy': this checkpoint is quantized; take a plain one, whose random weights can "
@@ -131,7 +133,7 @@ def _load_weights(
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
     def shard(name: str, tensor: Tensor) -> Tensor:
-        """This device's part of a tensor. No numbers are read before the part is copied."""
+        """This device's part of a tensor."""
         if sharding is None or name not in places:
             return tensor
         return sharding.shard(tensor, places[name], skeleton.shape(name))
@@ -252,8 +254,12 @@ def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
         yield NamedTensor(file, name, tensor)
 
 
-def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype of the weights. Raises ValueError if `dtype` is a string that is not in DTYPES."""
+def _torch_dtype(
+    folder: Path, config: ModelConfig, dtype: str | torch.dtype, device: torch.device
+) -> torch.dtype:
+    """The dtype of the weights. Raises ValueError if `dtype` is a string that is not in DTYPES, and
+    CheckpointError if it is "auto" and the checkpoint's dtype is not of floating point.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -262,7 +268,12 @@ def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.de
         dtype = config.dtype or "float32"
         if device.type == "cpu":
             dtype = "float32"
-    return getattr(torch, dtype)
+    torch_dtype = getattr(torch, str(dtype), None)
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: dtype={dtype!r:.40}: a floating point dtype is accepted"
+        )
+    return torch_dtype
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ NO_BIASES = {"attention_bias": False, "mlp_bias": False}  # as in the library, w
 
 
 def config_from(raw: dict) -> WindowedConfig:
-    """Translate Mistral's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` and
+    """Translate Mistral's config.json, given as `raw`. Raises errors as `llama.config_from` and
     `with_windows` do.
     """
     settings = DEFAULTS | raw | NO_BIASES

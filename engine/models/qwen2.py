@@ -22,8 +22,8 @@ FIXED = {"attention_bias": True, "mlp_bias": False, "head_dim": None}
 
 
 def config_from(raw: dict) -> WindowedConfig:
-    """Translate Qwen2's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` and
-    `windows_of` do.
+    """Translate Qwen2's config.json, given as `raw`. Raises errors as `llama.config_from`, `windows_of` and
+    `with_windows` do.
     """
     settings = DEFAULTS | raw | FIXED
     config = llama.config_from(settings)

@@ -54,8 +54,9 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     """The Rope that a config.json, given as `raw`, describes.
 
     The settings are in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`. Raises
-    CheckpointError if `head_dim` is odd, if the scaling is not in SCALINGS, or if a number that the scaling
-    needs is missing or not above 0.
+    KeyError without `max_position_embeddings`, and CheckpointError if `head_dim` is odd, if the settings
+    differ from layer to layer, rotate only a share of a head, or have a scaling that is not in SCALINGS, or
+    if a number that the scaling needs is missing, not above 0 or in contradiction to another.
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
@@ -132,7 +133,7 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
     The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations within the length of
     training. Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are
-    multiplied by a scale a little above 1, which sharpens the attention over many keys.
+    multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
     factor = _number(settings, "factor", settings["max_position_embeddings"] / trained)
@@ -146,7 +147,7 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
-    width = high - low or 0.001  # not 0, because it is a divisor
+    width = 0.001 if high == low else high - low  # not 0, because it is a divisor
     ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / width  # [Dh/2]
     fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
     slow = 1.0 / (factor * periods)

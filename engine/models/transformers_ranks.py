@@ -3,8 +3,7 @@
 A configuration of the library may have a plan, `base_model_tp_plan`: which linear layers several ranks cut by
 their outputs ("colwise"), and which by their inputs ("rowwise"), whose results are summed over the ranks.
 Promises that a model whose plan says more, or that does not run with a part of its layers, is refused by
-name. What a rank gets of a tensor, and the sums, are Extension A's: it knows a layer that is cut by its
-inputs by the end of its name, "rowwise".
+name. What a rank gets of a tensor, and the sums, are Extension A's (engine/parallel/shards.py).
 """
 
 import re
@@ -21,6 +20,9 @@ from engine.models.weights import Place
 
 COLWISE, ROWWISE = "colwise", "rowwise"  # the library's names in its plans
 WHOLE = "replicated_with_grad_allreduce"  # every rank has all of it: the entry is about gradients alone
+# The name of a linear layer inside our `FlatLinear`. Extension A knows a layer that is cut by its inputs by
+# this end of its dotted name (CUT_BY_INPUTS of engine/parallel/shards.py).
+BY_INPUTS, OTHER_LINEAR = "rowwise", "linear"
 
 
 class ShardTensor(Protocol):
@@ -44,16 +46,15 @@ def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
 
 
 def linear_name(entry: str | None) -> str:
-    """How our model names a linear layer with this entry of the plan: the last part of its dotted name
-    (`FlatLinear`).
-    """
-    return ROWWISE if entry == ROWWISE else "linear"
+    """How our model names a linear layer with this entry of the plan: the last part of its dotted name."""
+    return BY_INPUTS if entry == ROWWISE else OTHER_LINEAR
 
 
 def refuse_undivided(config: ModelConfig, size: int) -> None:
     """Raises CheckpointError if `size` ranks cannot share this model: if the library has no plan for it, if
-    the plan has an entry for a layer that cannot be cut so, or if a part of the model does not run. Whether
-    `size` divides the sizes in `config` is asked elsewhere (engine/parallel/shards.py).
+    the plan has an entry that is not supported or leaves out a linear layer, or if a part of the model does
+    not run. If `size` does not divide a size in `config`, no part is tried: `divide` (engine/parallel/
+    shards.py) then raises the error.
     """
     subject = f"tensor_parallel_size={size}: {config.model_type} is computed by transformers"
     hf_config = library_config(config.raw)
@@ -65,7 +66,7 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
     _refuse_unknown_entries(plan, body, subject)
     heads = config.num_heads, config.num_kv_heads
     if any(number % size for number in (*heads, config.intermediate_size)):
-        return  # the caller names what is not divided
+        return  # `divide` names what is not divided
     try:
         keep_part(causal_lm, size, _empty)
         call, *_ = transformers_survey.survey(body, config.num_layers)
@@ -77,8 +78,9 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
 
 
 def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str) -> None:
-    """Raises CheckpointError, which names the layer and its entry of the plan, for a layer that is not cut by
-    rows or by columns. The message begins with `subject`.
+    """Raises CheckpointError, which names the module and its entry of the plan, for an entry that is none of
+    COLWISE, ROWWISE (both for an nn.Linear) and WHOLE, and for an nn.Linear without an entry. The message
+    begins with `subject`.
     """
     modules = dict(body.named_modules())
     linears = {name for name, module in modules.items() if type(module) is nn.Linear}
@@ -112,7 +114,8 @@ def _empty(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
 @torch.no_grad()
 def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
     """Leave one of `size` ranks' parts of the library's model, in place: `shard` cuts the tensors of each
-    planned layer. Raises CheckpointError if `size` does not divide a layer.
+    layer that is cut. Raises CheckpointError if `size` does not divide a layer. `refuse_undivided` must have
+    accepted the model.
     """
     body = decoder_of(causal_lm)
     for name, entry in plan_entries(causal_lm.config, body).items():
@@ -120,9 +123,9 @@ def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
             continue
         linear = body.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # `refuse_undivided` has seen to it
-        divided = linear.out_features if entry == COLWISE else linear.in_features
-        if divided % size:
-            raise CheckpointError(f"{size} ranks cannot divide {divided}, the width of {name}")
+        width = linear.out_features if entry == COLWISE else linear.in_features
+        if width % size:
+            raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")
         if entry == COLWISE:
             linear.out_features //= size
         else:

@@ -47,7 +47,7 @@ def sum_over_ranks(model: LanguageModel, group: Group) -> LanguageModel:
 
     replace_linears(model, make)
     if group.rank:
-        model.head = NoLogits()
+        model.head, model.has_head = NoLogits(), False
     return model
 
 

@@ -40,15 +40,15 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
 
     `source`: the original model, as `load_model` takes it; its tokenizer and settings are copied.
 
-    Raises ValueError if the model is not quantized, if the model is packed already, or if the folder is not
-    empty.
+    Raises ValueError if the model is not quantized, if the model is packed already, or if `folder` is a file
+    or not empty, and CheckpointError if `source` cannot be read.
     """
     if (config := quantization_of(model)) is None:
         raise ValueError("model is not quantized: `quantize` it first")
     if any(isinstance(layer, QuantizedLinear) and layer.product for layer in model.modules()):
         raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
     source, folder = resolve(source), Path(folder)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(f"{folder}: an empty folder is accepted, or a new one")
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in SMALL_FILES:
@@ -120,8 +120,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command `python -m engine.quantization.checkpoint MODEL FOLDER --quantization int8`. An error ends
-    the program with its message.
+    """The command `python -m engine.quantization.checkpoint MODEL FOLDER --quantization int8`. A model or an
+    argument that is refused, or a file that cannot be written, ends the program with the error's message.
     """
     from engine.models.loader import load_model
 
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
             restore_quantized=restore,
         )
         folder = save_quantized(model, options.model, options.folder)
-    except (CheckpointError, ValueError) as error:
+    except (CheckpointError, ValueError, OSError) as error:
         sys.exit(str(error))
     print(f"{folder}: {(folder / WEIGHTS).stat().st_size:,} bytes of weights")
 

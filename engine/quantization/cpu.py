@@ -9,7 +9,7 @@ dtype. The kernel is not chosen by measuring: no two kernels give the same bits,
 from one process to the next.
 
 Int8 weights are multiplied by our C code (int8_rows.py) if there is a compiler and the processor has the
-instruction, and otherwise by FBGEMM on x86 (fbgemm.py). With both, a row's result depends on that row only:
+instruction, and otherwise by FBGEMM on x86 (fbgemm.py). With either, a row's result depends on that row only:
 the bits are the same for any number of rows and threads. PyTorch multiplies if neither can be used, or if the
 kernel must read the layer's own codes. PyTorch's sums may depend on the number of rows.
 
@@ -46,11 +46,11 @@ def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """codes[N, K] in int8, scale[N], bias[N] -> the product of method "int8_dynamic": x[T, K] becomes int8
     codes with one scale for each row, and whole numbers are multiplied.
     """
+    bias = bias.float()
     if int8_rows.supports(codes):
         return int8_rows.pack(codes, scale, bias)
     if fbgemm.is_available():
-        return _one_digit(codes, scale, bias.float())
-    bias = bias.float()
+        return _one_digit(codes, scale, bias)
     max_level = fbgemm.max_activation_level()
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
@@ -72,7 +72,8 @@ def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor, may_repack: bool = True) -> Packed:
-    """codes[N, K] in int8, scale[N], bias[N] -> the product of method "int8", which takes x[T, K] as it is.
+    """codes[N, K] in int8, scale[N], bias[N] -> the product of method "int8" with x[T, K]. A number of x is
+    rounded to two digits (`_two_digits`) at most, and never to a single code.
 
     `may_repack`: whether the product may hold a copy of the codes in the layout of a faster kernel. If False,
     the product reads `codes`.

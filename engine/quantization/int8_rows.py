@@ -1,8 +1,8 @@
-"""The product of int8 by int8 in C, for processors with the instruction VNNI. Part 17.
+"""The product with int8 codes in C, for processors with the instruction VNNI. Part 17.
 
 A row's result does not depend on other rows, as with fbgemm.py. One call of the C code does the whole
-product: a row of x becomes codes, the codes are multiplied in whole numbers, and the sums get both scales and
-the bias. `digits=2` gives each number of x a second digit (`_two_digits` of cpu.py explains the digits).
+product: each number of x becomes one digit or two (`_two_digits` of cpu.py explains the digits), digits and
+codes are multiplied in whole numbers, and the sums get both scales and the bias.
 """
 
 import ctypes
@@ -34,7 +34,8 @@ def supports(codes: Tensor) -> bool:
 
 
 def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: str) -> Packed:
-    """codes[N, K] in int8, scale[N], bias[N] -> the product by the C code, with the codes in its layout.
+    """codes[N, K] in int8, scale[N], bias[N] -> the product by the C code, with a copy of the codes in its
+    layout.
 
     `supports(codes)` must be true. `digits`: 1 or 2 digits for each number of x. `flags`: for the compiler.
 
@@ -60,13 +61,16 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     operands = weights, zero_point_sums, scale, bias
     pointers = [x.data_ptr() for x in operands]
 
-    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:  # [T, K] -> [T, N]
-        # `keep_alive` is not read. Its default value keeps the tensors behind `pointers` in memory.
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        _ = operands  # since this function names them, the tensors behind `pointers` stay in memory
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")
         rows, T, threads = x.float().contiguous(), len(x), torch.get_num_threads()
         out = rows.new_empty(T, N)
-        if multiply(rows.data_ptr(), T, K, padded_K, *pointers, out.data_ptr(), N, digits, threads):
+        has_no_memory = multiply(
+            rows.data_ptr(), T, K, padded_K, *pointers, out.data_ptr(), N, digits, threads
+        )
+        if has_no_memory:
             raise MemoryError(f"no memory for the codes of {T} rows of {K} numbers")
         return out.to(x.dtype)
 

@@ -2,8 +2,8 @@
 
 Promises the interface of nn.Linear (`in_features`, `out_features`, x[T, in] -> [T, out]) and nn.Embedding. So
 LoRA can wrap a quantized layer (Part 18), and `pack_linears` leaves a quantized layer alone. A new layer
-computes with the functions of products.py, on any device. `pack()` chooses the fastest kernel for the layer's
-device. A packed layer cannot be saved. quantize.py decides which layer of a model gets which class.
+computes with the functions of products.py. `pack()` chooses the fastest kernel for the layer's device. A
+packed layer cannot be saved. quantize.py decides which layer of a model gets which class.
 """
 
 import torch

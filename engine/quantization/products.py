@@ -1,9 +1,9 @@
 """The reference products of a quantized linear layer, which every faster kernel must match. Part 17.
 
 Promises y = x·Wᵀ + b, where W is the weights that the codes stand for. W itself is never made: weights that
-share a scale are summed as codes, and the sum is multiplied by the scale. The functions run on any device and
-take x in any dtype. Sums are in fp32, since a sum of x · code may be too large for fp16 although the result
-is not. This module does not know layers.
+share a scale are summed as codes, and the sum is multiplied by the scale. x may have any dtype. Sums are in
+fp32, since a sum of x · code may be too large for fp16 although the result is not. The functions run on any
+device; only `linear_of_codes`, whose sums are whole numbers, needs a CPU. This module does not know layers.
 """
 
 import torch

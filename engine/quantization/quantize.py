@@ -80,8 +80,8 @@ def quantize(
     `group_size`: 32, 64 or 128, for int4 only; None: 64.
 
     Raises ValueError if the method is unknown, if `group_size` is not valid or the method has no groups, if
-    the method does not run on the model's device, if the model is quantized in another way already, or if a
-    matrix of weights is neither a linear layer's nor an embedding's.
+    the method does not run on the model's device, if the model is quantized in another way already, if a
+    matrix of weights is neither a linear layer's nor an embedding's, or if int4's fp16 cannot hold a weight.
     """
     config = QuantizationConfig(method, 64 if group_size is None else group_size)
     if group_size is not None and method != "int4":
@@ -120,7 +120,7 @@ def _refuse_other_matrices(model: nn.Module, method: str) -> None:
 
 
 def quantization_of(model: nn.Module) -> QuantizationConfig | None:
-    """How a model is quantized; None if the model is not quantized."""
+    """How a model is quantized; None if the model is not quantized. `quantize` and `skeleton` note it."""
     return getattr(model, "quantization", None)
 
 
@@ -145,9 +145,8 @@ def tie(model: nn.Module) -> None:
 
 
 def pack_quantized(model: AnyModel) -> AnyModel:
-    """Give every quantized layer its fastest kernel, in place, also inside wrappers; returns the model.
-
-    This is the last step at load.
+    """Give every quantized layer its fastest kernel, in place, also inside wrappers; returns the model. This
+    is the last step at load.
 
     With int4 a tied head reads the embedding's codes, which saves memory. With other methods a tied head may
     get a copy of the codes in the layout of a faster kernel.

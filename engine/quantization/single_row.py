@@ -44,8 +44,8 @@ class QuantizedSingleRow(SingleRow):
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
-        """Whether the model is a GPT-2 whose layers are as `quantize` makes them: not wrapped, and not in the
-        layout of a kernel for CPUs.
+        """Whether this class computes the model: a GPT-2 with a config that `SingleRow.supports` accepts, and
+        with layers as `quantize` makes them, which are not wrapped and all `_is_readable`.
         """
         linears = [model.get_submodule(name) for name in linear_names(model)]
         return (
@@ -58,8 +58,8 @@ class QuantizedSingleRow(SingleRow):
 
 
 def _is_readable(layer: nn.Module) -> bool:
-    """Whether the kernels compute this layer: int8 or int4, with codes in the layer's layout and not in
-    another kernel's, and with rows of a multiple of eight codes.
+    """Whether the kernels compute this layer: int8 or int4, with codes in the layer's layout and not in that
+    of a kernel for CPUs, and with rows of a multiple of eight codes.
     """
     return (
         isinstance(layer, QuantizedLinear)

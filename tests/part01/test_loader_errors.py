@@ -273,3 +273,13 @@ def test_a_file_name_too_long_for_the_system_is_refused_with_the_index(sharded):
     assert message.startswith(f"{index}: xxx")
     assert "too long" in message
     assert len(message) < 500
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float7", ["float16"]])
+def test_a_checkpoints_dtype_that_is_none_of_floating_point_is_refused(folder, dtype):
+    """Asked for away from a CPU alone, where "auto" means the checkpoint's."""
+    path = folder / "config.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**raw, "dtype": dtype}), encoding="utf-8")
+    words = f"{path}: dtype={dtype!r}: a floating point dtype is accepted"
+    assert refusal(folder, device="meta", load_format="dummy") == words

@@ -169,3 +169,11 @@ def test_what_is_beside_the_weights_is_copied_and_their_index_is_not(tiny_gpt2, 
     _, folder = make(source, tmp_path / "out", "int8")
     assert (folder / "notes.txt").read_text() == "a licence"
     assert not (folder / "other.index.json").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tiny_gpt2, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(SystemExit, match="out: an empty folder is accepted, or a new one"):
+        main([str(tiny_gpt2), str(tmp_path / "out"), "--quantization", "int8"])
+    with pytest.raises(SystemExit, match="Not a directory"):
+        main([str(tiny_gpt2), str(tmp_path / "out" / "deeper"), "--quantization", "int8"])
