@@ -64,7 +64,7 @@ class Steps(Listener):
         self._num_said[request.request_id] = 0
 
     def on_schedule(self, batch: Batch) -> None:
-        self._num_rows = batch.rows.counts
+        self._num_rows = batch.rows.chosen_counts
 
     def on_preempt(self, request: Request) -> None:
         self._preempted.append(request.request_id)

@@ -42,7 +42,7 @@ def __getattr__(name: str):
         raise AttributeError(
             f"module 'engine' has no attribute {name!r}; its public names are {', '.join(__all__)}"
         )
-    if not _exists(_HOME[name]):
+    if name not in __all__:
         raise AttributeError(
             f"engine.{name} lives in engine/{_HOME[name].replace('.', '/')}.py, which a later part adds"
         )

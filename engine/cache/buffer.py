@@ -1,8 +1,8 @@
 """A KV cache of one buffer, for one sequence at a time: Part 3's `SingleCache` behind the two interfaces of a
 cache. Part 6.
 
-It is all that a scheduler needs which runs one request after the other. Many sequences have slots (Part 7) or
-pages (Part 12).
+A scheduler that runs one request after the other needs no more. Many sequences have slots (Part 7) or pages
+(Part 12).
 """
 
 from collections.abc import Sequence
@@ -101,5 +101,5 @@ class BufferMemory:
         """The `attend` of a step with one sequence. Its new tokens are stored from the position of the first
         one on, over what another sequence, or a step that failed, has left there.
         """
-        self._buffer.length = batch.positions[0]
+        self._buffer.length = batch.positions[0]  # the batch counts what is stored, so nobody calls `advance`
         return self._buffer.attend

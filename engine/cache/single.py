@@ -31,7 +31,7 @@ class SingleCache:
         self.keys = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
         self.values = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
         self.max_tokens = max_tokens
-        self.length = 0  # tokens whose keys and values are here, in every layer
+        self.length = 0  # tokens that count as stored in every layer: the next ones go behind them
         self._kernel = kernel
 
     @property

@@ -64,7 +64,9 @@ def ui(
     page = Path(__file__).parents[1] / "client" / "streamlit_page.py"
     flags = ["--server.address=127.0.0.1", f"--server.port={port}", "--server.headless=true"]
     flags += ["--browser.gatherUsageStats=false"]  # by default, Streamlit sends statistics to its makers
-    environment = os.environ | {"RUVON_URL": url} | ({"RUVON_API_KEY": api_key} if api_key else {})
+    environment = os.environ | {"RUVON_URL": url}
+    if api_key:  # otherwise, the page has the RUVON_API_KEY of this process's environment, if there is one
+        environment["RUVON_API_KEY"] = api_key
     command = [sys.executable, "-m", "streamlit", "run", str(page), *flags]
     os.execve(sys.executable, command, environment)  # replaces this process with Streamlit
 
@@ -72,7 +74,7 @@ def ui(
 def top(
     server: Annotated[str | None, typer.Argument(help="The server's address, in place of --url.")] = None,
     url: Annotated[str, typer.Option(help="The server's address.")] = DEFAULT_URL,
-    once: Annotated[bool, typer.Option("--once", help="Show the board once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the dashboard once, and end.")] = False,
 ) -> None:
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
     from rich.console import Console
@@ -82,7 +84,7 @@ def top(
     from engine.client.untrusted import printable
 
     try:
-        # `enough` is asked after each drawing of the board: True ends the command.
+        # `enough` is asked after each drawing of the dashboard: True ends the command.
         watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")

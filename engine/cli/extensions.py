@@ -1,6 +1,6 @@
 """Finds the commands of lettered extensions. Part 20.
 
-An extension that adds to the command line has a module in this room, named by the extension's slug. The
+An extension that adds to the command line has a module in this folder, named by the extension's slug. The
 module has COMMANDS, a tuple of functions that become commands of `ruvon`, and `findings`, which yields the
 extension's lines in `ruvon doctor`, a `Finding` each.
 """

@@ -17,7 +17,7 @@ import typer
 
 from engine.cli.options import refusals, set_parameters, whole_number
 from engine.wiring.engine_args import ADAPTERS
-from engine.wiring.extensions import EXTENSIONS, is_here
+from engine.wiring.extensions import EXTENSIONS, STRUCTURED_OUTPUT, is_here
 from engine.wiring.neutral_options import Neutral
 
 LAST_PORT = 65535
@@ -102,17 +102,23 @@ class ServeFlags:
             TOOLS,
             "The model may choose to call a request's tools; needs --tool-call-parser.",
             "--enable-auto-tool-choice",
-            hidden=not is_here("B"),
+            hidden=not is_here(STRUCTURED_OUTPUT),
         ),
     ] = False
     tool_call_parser: Annotated[
         str | None,
-        flag(TOOLS, "How the model writes calls: hermes, llama3_json or json.", hidden=not is_here("B")),
+        flag(
+            TOOLS,
+            "How the model writes calls: hermes, llama3_json or json.",
+            hidden=not is_here(STRUCTURED_OUTPUT),
+        ),
     ] = None
     reasoning_parser: Annotated[
         str | None,
         flag(
-            TOOLS, "How the model writes thoughts: qwen3; default: they are content.", hidden=not is_here("B")
+            TOOLS,
+            "How the model writes thoughts: qwen3; default: they are content.",
+            hidden=not is_here(STRUCTURED_OUTPUT),
         ),
     ] = None
     disable_log_stats: Annotated[
@@ -138,10 +144,10 @@ class ServeFlags:
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
         for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
-            if getattr(self, name) and not is_here("B"):
+            if getattr(self, name) and not is_here(STRUCTURED_OUTPUT):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r}: comes with Extension B ({EXTENSIONS['B']}), whose "
-                    "files are not here"
+                    f"{name}={getattr(self, name)!r}: comes with Extension B "
+                    f"({EXTENSIONS[STRUCTURED_OUTPUT]}), whose files are not here"
                 )
         if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
             raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")

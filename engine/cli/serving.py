@@ -27,7 +27,7 @@ from engine.scheduling.elastic import ElasticScheduler
 from engine.server.adapters import AdapterEngineThread, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
-from engine.server.app import Extension, create_app
+from engine.server.app import AppExtension, create_app
 from engine.server.capacity import Capacity, queue_limits
 from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
@@ -58,7 +58,7 @@ from engine.telemetry.stat_log import StatLog
 from engine.wiring.compose import build_engine
 from engine.wiring.defaults import with_defaults
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import wiring_of
+from engine.wiring.extensions import MANY_DEVICES, wiring_of
 from engine.wiring.generation_config import recommended_values
 from engine.wiring.loading import public_name
 
@@ -168,10 +168,10 @@ class Service:
         if isinstance(self.engine_thread, AdapterEngineThread):
             api.more_options.append(self.engine_thread.options)
 
-    def _extensions(self, chats: Chat) -> list[Extension]:
+    def _extensions(self, chats: Chat) -> list[AppExtension]:
         """What the app has beside completions. `chats` is the chat API, for the routes that take chats."""
         engine, metrics = self.engine, self.metrics
-        extensions: list[Extension] = [
+        extensions: list[AppExtension] = [
             add_deadlines,
             telemetry_routes(metrics),
             live_routes(LiveView(engine, self.name), self.engine_thread),
@@ -198,7 +198,7 @@ class Service:
                 metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
         _register_information(metrics.registry, self.args, self.scheduler)
         if self.args.tensor_parallel_size > 1:
-            wiring_of("A").show_ranks(engine, metrics)
+            wiring_of(MANY_DEVICES).show_ranks(engine, metrics)
         return metrics
 
     def details_of(self, name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from engine.telemetry.history import DATA_PATH, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
 TIMEOUT = 10  # seconds for the server's whole answer
-NOT_A_DASHBOARD = "answers something else than a dashboard's data"
+NOT_A_DASHBOARD = "does not answer with a dashboard's data"
 
 
 class Measure(NamedTuple):
@@ -102,12 +102,18 @@ def sparkline(values: Sequence[float | None], width: int, highest: float | None 
     return "".join(bars).rjust(width)
 
 
-def board(answer: dict, width: int) -> Panel:
-    """The dashboard as a panel of `width` columns, from an answer of `read_dashboard`.
-
-    Raises LookupError, TypeError, ValueError, AttributeError or ArithmeticError if a field is missing or has
-    another type.
+def dashboard(answer: dict, width: int) -> Panel:
+    """The dashboard as a panel of `width` columns, from an answer of `read_dashboard`. Raises ValueError if a
+    field is missing or has another type.
     """
+    try:
+        return _dashboard(answer, width)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"no dashboard data: {error!r}") from error
+
+
+def _dashboard(answer: dict, width: int) -> Panel:
+    """As `dashboard`, but an answer of another form raises whatever error it leads to."""
     title = Text(printable(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
     # Panels that other parts of the server add, such as those of several ranks.
     panels = [
@@ -185,8 +191,8 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
         while True:
             answer = read_dashboard(url)
             try:
-                panel = board(answer, console.width)
-            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                panel = dashboard(answer, console.width)
+            except ValueError as error:
                 raise NoAnswer(f"{url} {NOT_A_DASHBOARD}") from error
             live.update(panel, refresh=True)
             if enough():

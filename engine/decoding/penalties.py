@@ -41,7 +41,7 @@ class LogitChanges:
         """(tokens[C], factors[C, 3]) for an output, which must begin with the output of the last call.
 
         `drafts` are counted as if they followed the output (Part 16). The next call does not count them.
-        Without drafts, the arrays are views, which the next call may change.
+        The arrays may be views, which the next call may change.
         """
         params = self._params
         if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1:

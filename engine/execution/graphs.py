@@ -220,7 +220,7 @@ class GraphWay:
 
     def fits(self, batch: Batch) -> bool:
         """Whether the step has few rows, few new tokens of each sequence, and no row of a prompt to score."""
-        if batch.num_tokens > self.graphs.sizes[-1] or batch.rows.prompt:
+        if batch.num_tokens > self.graphs.sizes[-1] or batch.rows.prompt_rows:
             return False
         if batch.num_tokens == len(batch.ids):  # one new token each
             return True

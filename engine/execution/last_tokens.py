@@ -31,7 +31,9 @@ class LastTokens:
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
         # Without drafts, each sequence has one chosen token, or none inside its prompt.
-        seq_ids = [seq_id for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True) if count]  # [R]
+        seq_ids = [
+            seq_id for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count
+        ]  # [R]
         self._row = {seq_id: row for row, seq_id in enumerate(seq_ids)}
 
     def sources(self, batch: Batch) -> list[int]:

@@ -38,7 +38,7 @@ class Logits(NamedTuple):
 
     values: Tensor  # [R, V]: logits of the rows `Rows.chosen`
     likeliest: Tensor | None = None  # [R]: token ids, or NO_TOKEN; None if the pass does not compute them
-    prompt_hidden: Tensor | None = None  # [N, D]: hidden states of the rows `Rows.prompt` (Part 10)
+    prompt_hidden: Tensor | None = None  # [N, D]: hidden states of the rows `Rows.prompt_rows` (Part 10)
 
 
 class Way(Protocol):
@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
 def upload(batch: Batch, device: torch.device) -> Inputs:
     """Copy the record's numbers to the device, in one copy."""
     rows = batch.rows
-    return Inputs(*on_device(device, batch.token_ids, batch.positions, rows.chosen, rows.prompt))
+    return Inputs(*on_device(device, batch.token_ids, batch.positions, rows.chosen, rows.prompt_rows))
 
 
 class EagerWay:
@@ -94,7 +94,7 @@ class EagerWay:
         hidden = self.forward(inputs.token_ids, inputs.positions, self.memory.attention(batch))  # [T, D]
         rows = batch.rows
         chosen = hidden if len(rows.chosen) == batch.num_tokens else hidden[inputs.chosen]  # [R, D]
-        prompt = hidden[inputs.prompt] if rows.prompt else None  # [N, D]
+        prompt = hidden[inputs.prompt] if rows.prompt_rows else None  # [N, D]
         return Logits(self.model.logits(chosen), prompt_hidden=prompt)
 
 
@@ -217,7 +217,7 @@ class SubmittedStep:
         else:
             token_ids, arrays = self._host_copy.read(), []
         # 2. Split the tokens by sequence. In most steps each sequence has one.
-        chosen, counts = token_ids.tolist(), self.batch.rows.counts
+        chosen, counts = token_ids.tolist(), self.batch.rows.chosen_counts
         if len(chosen) == len(counts) and all(counts):
             tokens = [[token_id] for token_id in chosen]
         else:

@@ -65,7 +65,7 @@ class ChosenLogprobs:
         if not batch.rows.logprobs:
             return []
         is_scored = [n != UNSCORED for n in batch.rows.logprobs]  # [S]
-        return np.flatnonzero(np.repeat(is_scored, batch.rows.counts)).tolist()
+        return np.flatnonzero(np.repeat(is_scored, batch.rows.chosen_counts)).tolist()
 
 
 class PromptLogprobs:

@@ -108,7 +108,7 @@ class Group:
         return x
 
     def close(self) -> None:
-        """Leave the group, without a wait for the other ranks. A second call does nothing: by then another
+        """Leave the group. Waits for up to CLOSE_SECONDS. A second call does nothing: by then another
         engine's group may be in use.
         """
         if self._is_closed:
@@ -125,7 +125,9 @@ class Group:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """In this context, new connections use the loopback interface, which other machines cannot reach."""
+    """In this context, new connections use the loopback interface, which other machines cannot reach. Not
+    thread-safe: it sets variables in `os.environ`, and restores them at the end.
+    """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     values_before = {variable: os.environ.get(variable) for variable in variables}

@@ -58,7 +58,7 @@ def step_numbers(batch: Batch, sequences: list[int]) -> np.ndarray:
         batch.tables.ravel(),
         batch.slots,
         rows.chosen,
-        rows.counts,
+        rows.chosen_counts,
         batch.adapters,
     ]
     for copy in batch.copies:
@@ -71,8 +71,8 @@ def step_from(numbers: np.ndarray) -> Batch:
 
     The first five numbers are S, T, R, W and the number of copies. They say how long the fields are that
     follow: sequences S; token_ids and positions T; query_start S + 1; context_lens S; tables S · W, row by
-    row; slots T; rows.chosen R; rows.counts and adapters S. Then come the copies: of each its number, the
-    index of its kind in COPY_KINDS, the length n of its lists, n sources, n targets.
+    row; slots T; rows.chosen R; rows.chosen_counts and adapters S. Then come the copies: of each its number,
+    the index of its kind in COPY_KINDS, the length n of its lists, n sources, n targets.
 
     In the batch, `ids` are the sequences' numbers as texts, tables[S, W] and slots[T] are int64 arrays, and
     the other lists are tuples. The step scores nothing, and its draws are empty: Draws((), ()).

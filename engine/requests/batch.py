@@ -1,9 +1,9 @@
 """The record of one step: all numbers that a device needs to compute the step. Part 6.
 
-A `Batch` is frozen and lies in the host's memory. It holds no `Request` and no tensor, so a step can be
-logged, computed again, or sent to another process, which computes the same tokens. The sequences lie end to
-end on one flat token axis, without padding. The scheduler writes the record (engine/scheduling/batching.py),
-and an executor reads it (engine/execution/runner.py).
+A `Batch` lies in the host's memory. It holds no `Request` and no tensor, so a step can be logged, computed
+again, or sent to another process, which computes the same tokens. The sequences lie end to end on one flat
+token axis, without padding. The scheduler writes the record (engine/scheduling/batching.py), and an executor
+reads it (engine/execution/runner.py) and changes nothing in it.
 """
 
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class Rows:
 
     chosen: Ints  # [R]: rows from which a token is chosen, sequence by sequence
     # [S]: how many rows of `chosen` each sequence has: 0 inside its prompt, else 1 + its drafts (Part 16).
-    counts: Ints
+    chosen_counts: Ints
     # Log probabilities (Part 10). The fields are () if no request of the step asks for any.
     logprobs: Ints = ()  # [S] or (): how many likeliest tokens to score beside a chosen token, or UNSCORED
     prompt_logprobs: Ints = ()  # [S] or (): how many to score beside a token of the prompt, or UNSCORED
-    prompt: Ints = ()  # [N]: rows in which a token of the prompt is scored, sequence by sequence
-    prompt_ids: Ints = ()  # [N]: the token that is scored in each row of `prompt`
-    prompt_counts: Ints = ()  # [S] or (): how many rows of `prompt` each sequence has
+    prompt_rows: Ints = ()  # [N]: rows in which a token of the prompt is scored, sequence by sequence
+    prompt_ids: Ints = ()  # [N]: the token that is scored in each of `prompt_rows`
+    prompt_counts: Ints = ()  # [S] or (): how many of `prompt_rows` each sequence has
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Batch:
 
         Only a sequence with drafts has several rows in `chosen`.
         """
-        num_sequences = sum(1 for count in self.rows.counts if count)  # with a row in `chosen`
+        num_sequences = sum(1 for count in self.rows.chosen_counts if count)  # with a row in `chosen`
         return len(self.rows.chosen) > num_sequences
 
     def num_new_tokens(self, s: int) -> int:

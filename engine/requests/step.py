@@ -50,5 +50,5 @@ class Step:
 
     def sampled_requests(self) -> list[Request]:
         """The requests that get a new token from this step: those whose prompt is complete after the step."""
-        counts = self.batch.rows.counts
+        counts = self.batch.rows.chosen_counts
         return [request for request, count in zip(self.requests, counts, strict=True) if count]

@@ -124,11 +124,11 @@ def _check_sequences(batch: Batch) -> None:
 def _check_rows_and_draws(batch: Batch) -> None:
     """Check which rows of logits are read, which tokens are scored, and how tokens are drawn."""
     rows, draws = batch.rows, batch.draws
-    S, R, N = len(batch.ids), len(rows.chosen), len(rows.prompt)
+    S, R, N = len(batch.ids), len(rows.chosen), len(rows.prompt_rows)
     start = np.array(batch.query_start)  # [S+1]
-    _check_rows("rows.chosen", rows.chosen, rows.counts, start)
-    if rows.prompt or rows.prompt_counts:
-        _check_rows("rows.prompt", rows.prompt, rows.prompt_counts, start)
+    _check_rows("rows.chosen", rows.chosen, rows.chosen_counts, start)
+    if rows.prompt_rows or rows.prompt_counts:
+        _check_rows("rows.prompt_rows", rows.prompt_rows, rows.prompt_counts, start)
         _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, UNSCORED)
     if rows.logprobs or rows.prompt_logprobs:
         _check_ints("rows.logprobs", rows.logprobs, S, UNSCORED)

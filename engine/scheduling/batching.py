@@ -142,7 +142,7 @@ def _with_scores(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
         rows,
         logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
         prompt_logprobs=tuple(_num_likeliest_of_prompt(request) for request, _ in work),
-        prompt=tuple(columns.prompt_rows),
+        prompt_rows=tuple(columns.prompt_rows),
         prompt_ids=tuple(columns.prompt_ids),
         prompt_counts=tuple(columns.prompt_counts),
     )

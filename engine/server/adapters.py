@@ -32,7 +32,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.lora.adapter import Adapter, read_adapter
 from engine.lora.manager import AdapterError, AdapterManager
 from engine.models.checkpoint import CheckpointError
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.complete import refuse_if_down
 from engine.server.errors import RequestError
@@ -159,7 +159,7 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
     return folders
 
 
-def adapter_routes(thread: AdapterEngineThread, folder: Path) -> Extension:
+def adapter_routes(thread: AdapterEngineThread, folder: Path) -> AppExtension:
     """The routes that load and unload adapters, as an extension of `create_app`.
 
     `folder` holds the adapters that clients may load: the adapter `name` is in `folder / name`.

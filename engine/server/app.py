@@ -36,7 +36,7 @@ from engine.server.middleware import (
 from engine.server.protocol import CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 
-Extension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
+AppExtension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
 OPEN_PATHS = frozenset(["/health", "/ping", "/docs", "/openapi.json"])  # as in vLLM
 
 
@@ -47,7 +47,7 @@ def no_details(name: str) -> dict[str, Any]:
 
 def create_app(
     backend: Backend,
-    extensions: Sequence[Extension] = (),
+    extensions: Sequence[AppExtension] = (),
     api_key: str | None = None,
     open_paths: Collection[str] = (),
     allowed_hosts: Collection[str] = (),

@@ -17,7 +17,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.models.config import ModelConfig
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_responses import ChatChunk, ChatResponse
@@ -42,7 +42,9 @@ class Chat(Completions[ChatRequest]):
         self.extension: ChatExtension | None = None  # gives tools and thoughts their effect (Extension B)
 
     def params(self, body: ChatRequest) -> SamplingParams:
-        """As in Completions. Without an extension, a body that needs one is refused."""
+        """As in Completions. Raises RequestError, too, for tools and thoughts that the extension refuses, or
+        that need one if there is none.
+        """
         params = super().params(body)
         if self.extension is None:
             refuse_tools(body)
@@ -75,17 +77,15 @@ class Chat(Completions[ChatRequest]):
     ) -> dict:
         """OpenAI's choice without its index: {"message" or "delta", "logprobs", "finish_reason"}.
 
-        `previous` is the same sample as it was last sent to the client; None if nothing was sent.
+        `previous` is the same sample as it was last sent to the client; None if nothing was sent. A `delta`,
+        for a stream (`body.stream`), has as `content` what the text has beyond `previous`. A `message` has
+        body.role(), body.echoed() and the text behind it, and a `refusal` that is null: these models refuse
+        in words.
 
-        - In a stream (`body.stream`), `delta` is {"content": the text of `sample` beyond `previous`}. The
-          role is not repeated: the opening has sent it.
-        - Otherwise, `message` is {"role": body.role(), "content": body.echoed() and then the text, "refusal":
-          null}. `refusal` is always null, because these models refuse in words.
-        - `logprobs` is null unless `body.logprobs` is true. Then it is {"content": [...], "refusal": null}
-          with one `token_json` of `scores_of(sample, i)` for each token that `num_visible_tokens` counts in
-          `sample` and not in `previous`. Each lists the `top_logprobs` likeliest tokens; none by default.
-          `body.return_tokens_as_token_ids` is the last argument of `token_json`.
-        - `finish_reason` is the sample's.
+        `logprobs` is null unless `body.logprobs` is true. Then its `content` has a `token_json` of
+        `scores_of(sample, i)` for each token that `num_visible_tokens` counts in `sample` and not in
+        `previous`, with the `top_logprobs` likeliest tokens (none by default) and
+        `body.return_tokens_as_token_ids` as its last argument. Its `refusal` is null.
         """
         text = sample.text[len(previous.text) if previous else 0 :]
         whole = {"role": body.role(), "content": body.echoed() + text, "refusal": None}
@@ -119,7 +119,7 @@ def chat_routes(
     config: ModelConfig,
     template: ChatTemplate | None,
     api: Chat | None = None,
-) -> Extension:
+) -> AppExtension:
     """The chat route, as an extension of `create_app`.
 
     `config.max_positions` bounds prompt and answer together, in tokens. If `template` is None, every chat
@@ -151,7 +151,7 @@ async def read_prompt(
     extension: ChatExtension | None,
 ) -> list[int]:
     """As `prompt_ids`, in a thread, because a long conversation takes long to render and to tokenize. Before
-    that, `extension` checks the body's tools.
+    that, `extension` checks the body's tools. Raises NoRoomError, too, if too many requests wait for that.
     """
     if extension is not None:
         await extension.check(body)
@@ -166,8 +166,8 @@ def prompt_ids(
     extension: ChatExtension | None = None,
 ) -> list[int]:
     """The conversation's token ids. `extension` writes the turns of tools. Raises RequestError if there is no
-    template, the template fails or the prompt is too long, and ParameterError for fields that contradict each
-    other.
+    template, if it fails or does not read `reasoning_effort`, or if the prompt or a turn of tools is refused,
+    and ParameterError for other fields that `chat_prompt` refuses.
     """
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"

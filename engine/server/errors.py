@@ -31,8 +31,9 @@ class RequestError(Exception):
     """A refused request: an HTTP status, and an error in OpenAI's shape.
 
     `message` says what was wrong and what would be accepted. `param` names the field that was wrong. `code`
-    names the reason for programs. `retry_after` is the value of the Retry-After header in seconds, rounded, 1
-    at least, for 429 and 503 (Part 15). Long messages and params are cut to MAX_MESSAGE_CHARACTERS.
+    names the reason for programs. The response has `headers`, and with `retry_after` also Retry-After: these
+    seconds, rounded, 1 at least (for 429 and 503, Part 15). Messages and params have at most
+    MAX_MESSAGE_CHARACTERS; longer ones are cut.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class RequestError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """The text, cut to MAX_MESSAGE_CHARACTERS if it is longer."""
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "…"
+    """The text in at most MAX_MESSAGE_CHARACTERS. A longer one is cut, and ends in "…"."""
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -83,6 +84,7 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
     if isinstance(error, HTTPException):
+        # FastAPI says of a body that it cannot decode only that parsing failed; the cause says where.
         if isinstance(error.__cause__, UnicodeDecodeError):
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
@@ -98,19 +100,16 @@ def as_request_error(error: Exception) -> RequestError:
 def _from_validation(error: RequestValidationError) -> RequestError:
     """A 400 for the first of pydantic's complaints.
 
-    A complaint's path is its `loc` without the "body" that it begins with. `param` is the first name in the
-    path, which is a field of the body, or None if the path names no field. The complaint's `type` decides the
-    message:
+    The message by the complaint's `type`, where PATH is its `loc` behind "body", joined by dots:
 
-    - json_invalid: "the body is not valid JSON: REASON". REASON is `error` in the complaint's `ctx`.
-    - extra_forbidden: "PATH is not a field of this endpoint", with code "unknown_field". PATH is the path
-      joined by dots, such as stream_options.x.
-    - missing: "PATH is required", or "a JSON body is required" if the path is empty.
-    - any other: "PARAM=VALUE: MSG". "body" stands for PARAM if `param` is None. VALUE is the `input`, as
-      `reprlib.repr` shortens it. MSG is the `msg`.
+    - json_invalid: "the body is not valid JSON: " and the `error` in its `ctx`
+    - extra_forbidden: "PATH is not a field of this endpoint", with code "unknown_field"
+    - missing: "PATH is required", or "a JSON body is required" if the path is empty
+    - any other: "PARAM=VALUE: " and its `msg`. VALUE is its `input`, as `reprlib.repr` shortens it.
 
-    But if `error.body` is bytes and not empty, the client did not declare the body as JSON. The message is
-    then "the body was not read as JSON: send Content-Type: application/json".
+    `param` is the path's first item if that is a name, else None ("body" in a message). If `error.body` is
+    bytes and not empty, the client has not declared JSON, and the message is "the body was not read as JSON:
+    send Content-Type: application/json".
     """
     if isinstance(error.body, bytes) and error.body:
         return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")

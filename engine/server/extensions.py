@@ -1,6 +1,8 @@
-"""Finds modules of lettered extensions in this room. Part 20.
+"""Finds modules of lettered extensions in this folder. Part 20.
 
-No file of Part 20 imports an extension's, so who needs such a module asks for it by its name.
+No file of Part 20 imports an extension's, so who needs such a module asks for it by its name. Each folder has
+its own function for that: a computed name may only be that of a module beside it, since otherwise no test
+could see which folder imports which.
 """
 
 from importlib import import_module
@@ -9,6 +11,6 @@ from types import ModuleType
 
 
 def optional_module(name: str) -> ModuleType | None:
-    """The module `name` of this room, which belongs to an extension; None if the tree does not have it."""
+    """The module `name` of this folder, which belongs to an extension; None if this tree does not have it."""
     module = f"{__package__}.{name}"
     return None if find_spec(module) is None else import_module(module)

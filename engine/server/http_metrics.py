@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.telemetry.histogram import Histogram
 
@@ -75,7 +75,7 @@ class HttpMetrics:
         yield from (counter, by_route, all_requests)
 
 
-def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Extension:
+def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> AppExtension:
     """An extension of `create_app` that counts requests, also those that another middleware refuses. Requests
     for the paths `uncounted`, such as a scraper's, are not counted.
     """

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from engine.core.engine_thread import EngineThread
 from engine.core.mailbox import EngineError
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.complete import refuse_if_down
 from engine.server.errors import RequestError, as_request_error
@@ -124,7 +124,7 @@ def encode(snapshot: EngineSnapshot) -> tuple[str, float]:
     return frame, time.thread_time() - start
 
 
-def live_routes(view: LiveView, engine: EngineThread) -> Extension:
+def live_routes(view: LiveView, engine: EngineThread) -> AppExtension:
     """An extension of `create_app` that shows `view`, whose engine runs in `engine`. Pass OPEN_PATHS to
     `create_app` as `open_paths`.
     """

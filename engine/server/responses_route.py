@@ -20,7 +20,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.models.config import ModelConfig
 from engine.server import sse
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend, OutputStream
 from engine.server.chat import Chat, read_prompt
 from engine.server.chat_request import ChatRequest
@@ -40,7 +40,7 @@ INCOMPLETE = {"reason": "max_output_tokens"}
 
 def responses_route(
     tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None, api: Chat
-) -> Extension:
+) -> AppExtension:
     """The route, as an extension of `create_app`. The arguments are as in `chat_routes`."""
 
     def extend(app: FastAPI, backend: Backend) -> None:

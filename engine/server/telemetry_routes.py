@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import generate_latest
 
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.telemetry.history import DATA_PATH
 from engine.telemetry.metrics import EngineMetrics
@@ -42,7 +42,7 @@ HEADERS = {
 }
 
 
-def telemetry_routes(metrics: EngineMetrics) -> Extension:
+def telemetry_routes(metrics: EngineMetrics) -> AppExtension:
     """An extension of `create_app` that shows `metrics`. Pass OPEN_PATHS to `create_app` as `open_paths`."""
 
     def extend(app: FastAPI, _: Backend) -> None:

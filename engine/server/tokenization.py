@@ -18,7 +18,7 @@ from pydantic import Field, StrictBool, StrictStr
 
 from engine.decoding.chat_template import ChatTemplate, chat_prompt
 from engine.models.config import ModelConfig
-from engine.server.app import Extension
+from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.chat_request import Message
 from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
@@ -71,7 +71,7 @@ def tokenization_routes(
     config: ModelConfig,
     template: ChatTemplate | None,
     chat_extension: ChatExtension | None = None,
-) -> Extension:
+) -> AppExtension:
     """The two routes, as an extension of `create_app`. The arguments are those of `chat_routes`.
     `chat_extension` writes the turns of tools.
     """

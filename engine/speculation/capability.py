@@ -98,7 +98,7 @@ class Speculation:
         are to be proposed after the step. A proposal needs the step's tokens, but their number is known
         before.
         """
-        counts = step.batch.rows.counts
+        counts = step.batch.rows.chosen_counts
         has_drafts = any(request.draft_ids for request in step.requests)
         return has_drafts or any(self._num_wanted(step.requests, counts))
 
@@ -245,7 +245,7 @@ class Speculation:
 def drafts_of(batch: Batch) -> Iterator[list[int]]:
     """For each sequence, the drafts that the step verifies: the tokens of all its rows but the first."""
     row = 0
-    for count in batch.rows.counts:
+    for count in batch.rows.chosen_counts:
         chosen = batch.rows.chosen[row : row + max(0, count - 1)]
         yield [batch.token_ids[t + 1] for t in chosen]  # the draft follows the row's own token
         row += count

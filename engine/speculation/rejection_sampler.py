@@ -83,7 +83,7 @@ class RejectionSampler:
     def _rows(self, batch: Batch) -> Iterator[VerifiedRow]:
         """The R rows. A row's draft is the step's token that follows the row's own token."""
         r = 0  # the index of the row
-        for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True):
+        for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True):
             for i in range(count):
                 parameters, position = batch.draws.rows[r], batch.draws.positions[r]
                 is_last = i == count - 1  # no draft follows the last row

@@ -62,7 +62,9 @@ class StructuredOutput:
             return batch
         rows = list(batch.draws.rows)
         first_row = 0  # of the request
-        for request, num_rows, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
+        for request, num_rows, drafts in zip(
+            step.requests, batch.rows.chosen_counts, drafts_of(batch), strict=True
+        ):
             if request.constraint and num_rows:
                 for row, mask in enumerate(request.constraint.masks(drafts), start=first_row):
                     rows[row] = replace(rows[row], mask=intersection(mask, rows[row].mask), is_adjusted=True)
@@ -73,7 +75,7 @@ class StructuredOutput:
         """Whether the step gives a token to a request that has a constraint."""
         return any(
             request.constraint and num_rows
-            for request, num_rows in zip(step.requests, step.batch.rows.counts, strict=True)
+            for request, num_rows in zip(step.requests, step.batch.rows.chosen_counts, strict=True)
         )
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:

@@ -66,7 +66,7 @@ def _compose(
     args, slots, sizes = devices.args, devices.slots, devices.sizes
     # 1. Executors of the model and of the draft model, which record their steps if that is asked for.
     executor = devices.executor
-    draft_executor: Executor | None = devices.draft
+    draft_executor: Executor | None = devices.draft_runner
     if recording is not None:
         executor, draft_executor = _recorded(devices, recording)
     # 2. The scheduler, with a plan of the model's memory for keys and values. A draft model may read blocks
@@ -118,9 +118,9 @@ def _recorded(devices: Devices, recording: Recording) -> tuple[Executor, Executo
     if devices.slots:
         devices.slots.on_assign.append(lambda slot, adapter: recording.write_adapter(slot, adapter.folder))
     executor = RecordedExecutor(devices.executor, recording, "model")
-    if devices.draft is None:
+    if devices.draft_runner is None:
         return executor, None
-    return executor, RecordedExecutor(devices.draft, recording, "draft")
+    return executor, RecordedExecutor(devices.draft_runner, recording, "draft")
 
 
 def _supported_fields(devices: Devices, extensions: Sequence[Contribution]) -> frozenset[str]:
@@ -187,7 +187,7 @@ def _measured_step_times(
     scheduler = ContinuousScheduler(
         plan_of(args, devices.memory), sizes.max_num_seqs, sizes.max_num_batched_tokens
     )
-    speculation = _speculation(devices, config, scheduler, devices.draft, ALWAYS_DRAFT)
+    speculation = _speculation(devices, config, scheduler, devices.draft_runner, ALWAYS_DRAFT)
     trial_engine = engine_class(
         devices.tokenizer,
         devices.config,

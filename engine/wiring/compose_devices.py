@@ -51,9 +51,9 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class Devices:
-    """The models, memory and runners of this process, and the executor of the model's steps.
+    """The memory and the runners of this process, the models' configs, and the executor of the model's steps.
 
-    `draft` and `draft_config` are None without a draft model.
+    `draft_runner` and `draft_config` are None without a draft model.
     """
 
     args: EngineArgs  # with every default filled in: loading with these gives the same sizes and kernels
@@ -65,7 +65,7 @@ class Devices:
     executor: Executor  # computes the model's steps: `runner`, or the runners of several ranks
     slots: AdapterSlots | None  # None without adapters
     speculative: SpeculativeConfig | None  # None without speculation
-    draft: ModelRunner | None = None  # the draft model's
+    draft_runner: ModelRunner | None = None
     draft_config: ModelConfig | None = None
 
 
@@ -106,7 +106,9 @@ def _with_kv_cache_bytes(models: LoadedModels, rank: Rank | None) -> LoadedModel
     num_bytes = kv_cache_bytes(models.args, models.configs, models.sizes, models.parameter, num_processes)
     if rank:
         num_bytes = rank.all_reduce_min(num_bytes)
-    args = replace(models.args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
+    # 0 would mean that the option is not set. One byte is too few as well, and `make_memory` says so.
+    num_bytes = max(1, num_bytes)
+    args = replace(models.args, kv_cache_memory_bytes=num_bytes, gpu_memory_utilization=None)
     return replace(models, args=args)
 
 
@@ -145,8 +147,8 @@ def _with_draft(
     memory = make_memory(args, draft.config, sizes, models.parameter, models.configs)
     # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
     devices.runner.before.append(lambda batch: memory.apply(batch.copies))
-    # In a pass the draft model reads the tokens since its last pass: two tokens if all its proposals were
-    # accepted, otherwise one.
+    # After the prompt, a pass of the draft model reads the tokens since its last pass: two if all its
+    # proposals were accepted, otherwise one.
     runner = make_runner(args, draft, memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
     runner.select = DraftSampler(draft_probs)
-    return replace(devices, draft=runner, draft_config=draft.config)
+    return replace(devices, draft_runner=runner, draft_config=draft.config)

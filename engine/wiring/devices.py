@@ -29,7 +29,7 @@ from engine.wiring.compose_cache import Sizes, free_and_total_memory
 from engine.wiring.compose_devices import Devices, LoadedModels, make_devices
 from engine.wiring.defaults import refuse_absent_gpu, with_defaults
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import wiring_of
+from engine.wiring.extensions import MANY_DEVICES, wiring_of
 from engine.wiring.rank_interface import Rank
 from engine.wiring.runners import runs_graphs
 
@@ -39,7 +39,7 @@ def load_devices(args: EngineArgs) -> Devices:
     several devices. Raises CheckpointError or ValueError, as these do.
     """
     if args.tensor_parallel_size > 1:
-        return wiring_of("A").load_devices(args)
+        return wiring_of(MANY_DEVICES).load_devices(args)
     return load_one_device(args)
 
 

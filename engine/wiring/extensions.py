@@ -1,8 +1,8 @@
 """Lettered extensions: which there are, and whether their files are here. Part 20.
 
-An extension comes after Part 20, so no file of Part 20 imports it by name. A convention stands in for the
-import: the extension's slug is the name of its module in this room, and of its module in cli/ if it has
-commands. Imports no torch.
+An extension comes after Part 20, so no file of Part 20 imports an extension's. Its modules are found by their
+names instead: in this folder (and in cli/, if it has commands), one has the extension's slug for a name. The
+names of others, here and in other folders, are known to their callers. Imports no torch.
 """
 
 from importlib import import_module
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from engine.core.interfaces import Capability, Preparation
 
+MANY_DEVICES, STRUCTURED_OUTPUT, ANY_MODEL = "A", "B", "C"
 # letter -> slug, as in its part.toml
-EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}
+EXTENSIONS = {MANY_DEVICES: "many_devices", STRUCTURED_OUTPUT: "structured_output", ANY_MODEL: "any_model"}
 # Extensions that add a capability to every engine. Their module has a function `contribution(devices)`, which
 # returns a Contribution.
-BRING_CAPABILITIES = ("B",)
+BRING_CAPABILITIES = (STRUCTURED_OUTPUT,)
 
 
 class Contribution(NamedTuple):
@@ -34,11 +35,13 @@ def is_here(letter: str) -> bool:
 
 
 def wiring_of(letter: str) -> ModuleType:
-    """The extension's module in this room. Raises ModuleNotFoundError if the tree does not have it."""
+    """The module with the extension's slug in this folder. Raises ModuleNotFoundError if this tree does not
+    have it.
+    """
     return import_module(f"{__package__}.{EXTENSIONS[letter]}")
 
 
 def optional_module(name: str) -> ModuleType | None:
-    """The module `name` of this room, which belongs to an extension; None if the tree does not have it."""
+    """The module `name` of this folder, which belongs to an extension; None if this tree does not have it."""
     module = f"{__package__}.{name}"
     return None if find_spec(module) is None else import_module(module)

@@ -9,7 +9,7 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.structured import StructureError
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
-from engine.wiring.extensions import is_here
+from engine.wiring.extensions import STRUCTURED_OUTPUT, is_here
 from engine.wiring.llm_prompts import ParsedPrompt
 
 
@@ -24,7 +24,7 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         """Raises ParameterError for tools that are refused."""
-        if self.tools and not is_here("B"):
+        if self.tools and not is_here(STRUCTURED_OUTPUT):
             raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
         if not all(isinstance(tool, Mapping) for tool in self.tools or ()):
             raise ParameterError("tools", "tools: a list of JSON objects is accepted, one for each tool")
@@ -40,7 +40,7 @@ def conversation_prompt(
 ) -> ParsedPrompt:
     """The prompt of one conversation, cut at its beginning if `params.truncate_prompt_tokens` says so.
 
-    Raises ParameterError if the template refuses the conversation, or if the conversation is too long.
+    Raises ParameterError if the template refuses the conversation, and as `chat_prompt` does.
     """
     try:
         text, ids = chat_prompt(
@@ -48,8 +48,8 @@ def conversation_prompt(
             template,
             tokenizer,
             config,
-            options.add_generation_prompt,
-            options.continue_final_message,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
             variables=options.chat_template_kwargs,
             truncate=params.truncate_prompt_tokens if params else None,
             tools=options.tools,
@@ -60,8 +60,8 @@ def conversation_prompt(
 
 
 def params_for_rest(params: SamplingParams | None, beginning: str) -> SamplingParams | None:
-    """The parameters for the rest of a text that begins with `beginning`. What the output must fit, the whole
-    text must fit. Raises ParameterError if the beginning is too long for that.
+    """The parameters for the rest of a text that begins with `beginning`. A constraint on the output then
+    holds for the beginning and the output together. Raises ParameterError if `continuing` refuses it.
     """
     if params is None or params.structured_outputs is None:
         return params

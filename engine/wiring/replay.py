@@ -54,9 +54,9 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]
     max_positions = devices.sizes.max_model_len
     bounds = _bounds(devices, devices.runner, max_positions, devices.sizes.max_num_batched_tokens)
     runners: dict[str, tuple[Executor, Bounds]] = {"model": (devices.executor, bounds)}
-    if devices.draft is not None and devices.draft_config is not None:
+    if devices.draft_runner is not None and devices.draft_config is not None:
         max_positions = min(max_positions, devices.draft_config.max_positions)
-        runners["draft"] = devices.draft, _bounds(devices, devices.draft, max_positions, None)
+        runners["draft"] = devices.draft_runner, _bounds(devices, devices.draft_runner, max_positions, None)
     # 3. The steps, line by line.
     write_adapter = partial(_write_adapter, devices)
     with open(path, encoding="utf-8", errors="replace") as file:

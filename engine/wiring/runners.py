@@ -14,7 +14,7 @@ from engine.execution.runner import EagerWay, ModelRunner, Way
 from engine.models.language_model import LanguageModel
 from engine.wiring.compose_cache import Memory, Sizes
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import wiring_of
+from engine.wiring.extensions import ANY_MODEL, wiring_of
 
 if TYPE_CHECKING:
     from engine.execution.graphs import DecodeGraphs, StepOf
@@ -39,7 +39,7 @@ def make_runner(
     output layer, which only the rank that chooses tokens keeps.
     """
     if model.config.attention_extras:
-        return wiring_of("C").make_extras_runner(
+        return wiring_of(ANY_MODEL).make_extras_runner(
             args, model, memory, sizes, max_new_tokens, in_flight, has_head
         )
     device = next(model.parameters()).device

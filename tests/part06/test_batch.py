@@ -23,7 +23,7 @@ def make_batch(work, **options) -> Batch:
 
 def rows_of(batch: Batch) -> list[list[int]]:
     """By sequence: the rows that choose."""
-    rows, counts = iter(batch.rows.chosen), batch.rows.counts
+    rows, counts = iter(batch.rows.chosen), batch.rows.chosen_counts
     return [[next(rows) for _ in range(count)] for count in counts]
 
 

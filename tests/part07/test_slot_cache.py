@@ -207,7 +207,7 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
         chosen = rng.sample(running, rng.randint(1, len(running)))
         batch = slots.take(*((seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen))
         logits = forward(batch).values
-        finished = [seq for seq, count in zip(chosen, batch.rows.counts, strict=True) if count]
+        finished = [seq for seq, count in zip(chosen, batch.rows.chosen_counts, strict=True) if count]
         assert len(logits) == len(finished)
         for seq, row in zip(finished, logits, strict=True):
             expected = alone[seq.id](seq.token_ids)

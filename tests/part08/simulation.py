@@ -172,7 +172,7 @@ class Simulation(Listener):
         """Tokens appear where logits were wanted: one, and as many more as drafts are accepted."""
         finished, drafts = [], []
         for request, end, rows in zip(
-            step.requests, step.batch.context_lens, step.batch.rows.counts, strict=True
+            step.requests, step.batch.context_lens, step.batch.rows.chosen_counts, strict=True
         ):
             self.computed[request.id] = end
             accepted = self.rng.randint(1, rows) if rows else 0
@@ -232,7 +232,7 @@ class Simulation(Listener):
             known = [*request.token_ids, *request.draft_ids]
             self.check(list(batch.token_ids[a:b]) == known[start:end], "other tokens than its own")
             self.check(
-                bool(batch.rows.counts[s]) == (end >= len(request.token_ids)),
+                bool(batch.rows.chosen_counts[s]) == (end >= len(request.token_ids)),
                 "logits of an incomplete prompt, or none of a complete one",
             )
 

@@ -21,7 +21,7 @@ class ScoringFake(FakeForward):
 
     def __call__(self, batch: Batch) -> Logits:
         logits, hidden = super().__call__(batch), []
-        for row in batch.rows.prompt:
+        for row in batch.rows.prompt_rows:
             held = self.cache.tokens[batch.ids[bisect(batch.query_start, row) - 1]]
             hidden.append(fake_logits(held[: batch.positions[row] + 1]))
         return logits._replace(prompt_hidden=torch.stack(hidden)) if hidden else logits

@@ -117,8 +117,8 @@ def test_a_step_says_which_rows_choose_and_which_are_scored():
         (request(prompt=2, output=1, computed=2, asks=False, logprobs=0), 1),
     )
     # Whose rows they are: 0 | 1 2 3 4 | 5 6 7 | 8 9 10 11 | 12.
-    assert (rows.chosen, rows.counts) == ((0, 4, 7, 12), (1, 1, 1, 0, 1))
-    assert (rows.prompt, rows.prompt_counts) == ((1, 2, 3, 5, 6), (0, 3, 2, 0, 0)), (
+    assert (rows.chosen, rows.chosen_counts) == ((0, 4, 7, 12), (1, 1, 1, 0, 1))
+    assert (rows.prompt_rows, rows.prompt_counts) == ((1, 2, 3, 5, 6), (0, 3, 2, 0, 0)), (
         "who asks for log probabilities of the output alone has no prompt scored: request.wants_every_row"
     )
     assert rows.prompt_ids == (11, 12, 13, 14, 15)
@@ -128,16 +128,16 @@ def test_a_step_says_which_rows_choose_and_which_are_scored():
 
 def test_where_nobody_asks_the_step_says_nothing_of_scores():
     rows = rows_of((request(prompt=4, asks=False), 4))
-    assert (rows.logprobs, rows.prompt_logprobs, rows.prompt, rows.prompt_ids) == ((), (), (), ())
+    assert (rows.logprobs, rows.prompt_logprobs, rows.prompt_rows, rows.prompt_ids) == ((), (), (), ())
 
 
 def test_a_chunk_of_one_token_has_its_row():
     rows = rows_of((request(prompt=4, computed=1), 1), (request(prompt=2, computed=1, asks=False), 1))
-    assert (rows.chosen, rows.prompt, rows.prompt_ids) == ((1,), (0,), (12,))
+    assert (rows.chosen, rows.prompt_rows, rows.prompt_ids) == ((1,), (0,), (12,))
 
 
 def test_after_a_preemption_only_the_prompts_rows_are_asked_for_again():
     """The first chunk is the prompt, six tokens; the second is what was said since."""
-    assert rows_of((request(prompt=6, output=3), 6)).prompt == (0, 1, 2, 3, 4)
+    assert rows_of((request(prompt=6, output=3), 6)).prompt_rows == (0, 1, 2, 3, 4)
     rows = rows_of((request(prompt=6, output=3, computed=6), 3))
-    assert (rows.chosen, rows.prompt) == ((2,), ())
+    assert (rows.chosen, rows.prompt_rows) == ((2,), ())

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from rich.console import Console
 
 from engine.client import top as board_module
-from engine.client.top import NoAnswer, board, growth, read_dashboard, sparkline, top
+from engine.client.top import NoAnswer, dashboard, growth, read_dashboard, sparkline, top
 from engine.client.untrusted import ByteLimit, token_count
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
@@ -23,7 +23,7 @@ from tests.part06.fakes import run_to_end
 
 def printed(answer: dict, width: int = 100) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(board(answer, width))
+    console.print(dashboard(answer, width))
     return console.export_text().replace("│", " ")  # without the frame
 
 
@@ -138,8 +138,8 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
 @pytest.mark.parametrize(("path", "answer", "said"), [
     ("/elsewhere", {}, "answers 404: it has no dashboard"),
     ("/dashboard/data", Response(status_code=401), "answers 401$"),
-    ("/dashboard/data", {"hello": 1}, "something else"),
-    ("/dashboard/data", [1, 2], "something else"),
+    ("/dashboard/data", {"hello": 1}, "does not answer with a dashboard"),
+    ("/dashboard/data", [1, 2], "does not answer with a dashboard"),
     ("/dashboard/data", Response(b"[" * 100_000), "nested too deeply"),
     ("/dashboard/data", Response(b'{"seconds": ' + b"9" * 5000), "limit"),
 ])  # fmt: skip
@@ -231,7 +231,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_data_of_another_shape_are_no_dashboards(monkeypatch, name):
     monkeypatch.setattr(board_module, "read_dashboard", lambda url: ANSWER | ODD[name])
-    with pytest.raises(NoAnswer, match="something else"):
+    with pytest.raises(NoAnswer, match="does not answer with a dashboard"):
         top("http://there", Console(width=100, file=io.StringIO()), enough=lambda: True)
 
 

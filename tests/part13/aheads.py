@@ -49,15 +49,19 @@ class FakeAhead:
         self.seen.append(
             {name: token_ids[end - 1] for name, end in zip(batch.ids, batch.query_start[1:], strict=True)}
         )
-        wanted = sorted({*rows.chosen, *rows.prompt})
+        wanted = sorted({*rows.chosen, *rows.prompt_rows})
         asked = replace(batch, token_ids=tuple(token_ids), rows=replace(rows, chosen=tuple(wanted)))
         logits = self.fake(asked).values
         values = logits[[wanted.index(row) for row in rows.chosen]]  # [R, V]
-        names = (name for name, count in zip(batch.ids, rows.counts, strict=True) for _ in range(count))
+        names = (
+            name for name, count in zip(batch.ids, rows.chosen_counts, strict=True) for _ in range(count)
+        )
         for i, (name, row) in enumerate(zip(names, rows.chosen, strict=True)):
             if self.broken.get(name) == batch.positions[row]:
                 values[i] = torch.nan
-        prompt = logits[[wanted.index(row) for row in rows.prompt]] if rows.prompt else None  # [N, V]
+        prompt = (
+            logits[[wanted.index(row) for row in rows.prompt_rows]] if rows.prompt_rows else None
+        )  # [N, V]
         return Logits(values, prompt_hidden=prompt)
 
 

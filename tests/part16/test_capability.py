@@ -208,7 +208,7 @@ def test_before_a_step_has_landed_it_is_known_whether_it_must_land_first():
 def test_a_step_has_drafts_however_many_prompts_are_read_beside_them():
     drafting, reading = request(drafts=[1]), request("p", known=9, computed=2)
     batch = make_batch([(drafting, 2), (reading, 3)], BlockCache(99, 8))
-    assert batch.rows.counts == (2, 0)
+    assert batch.rows.chosen_counts == (2, 0)
     assert batch.has_drafts, "two rows in a step of two sequences, and yet one of them is behind a draft"
 
 

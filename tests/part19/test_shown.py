@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
-from engine.client.top import board
+from engine.client.top import dashboard
 from engine.core.engine_thread import EngineThread
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
@@ -61,7 +61,7 @@ def test_the_board_in_the_terminal_has_a_line(shown):
     engine.add_request("a", "prompt", GREEDY)
     run_to_end(engine)
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(board(metrics.snapshot(), 200))
+    console.print(dashboard(metrics.snapshot(), 200))
     text = " ".join(console.export_text().split())
     assert "What this run costs: $" in text
     assert "per output token, idle time included" in text

@@ -35,7 +35,7 @@ NUMBERS = [
     50, 51, 52, 53,  # tables
     60, 61, 62,  # slots
     80,  # rows.chosen
-    90, 91,  # rows.counts
+    90, 91,  # rows.chosen_counts
     100, 101,  # adapters
 ]  # fmt: skip
 
@@ -74,10 +74,12 @@ def test_each_field_is_taken_from_its_place(field):
 
 def test_rows_and_draws():
     batch = read()
-    assert type(batch.rows.chosen) is type(batch.rows.counts) is tuple, "chosen and counts are tuples"
-    assert batch.rows.counts != (80, 90), "the R chosen rows come before the counts"
+    assert type(batch.rows.chosen) is type(batch.rows.chosen_counts) is tuple, "chosen and counts are tuples"
+    assert batch.rows.chosen_counts != (80, 90), "the R chosen rows come before the counts"
     assert batch.rows.chosen == (80,), "there are R chosen rows, however many sequences there are"
-    assert batch.rows.counts == (90, 91), "a count for each of the S sequences, behind the R chosen rows"
+    assert batch.rows.chosen_counts == (90, 91), (
+        "a count for each of the S sequences, behind the R chosen rows"
+    )
     assert batch.rows == Rows((80,), (90, 91)), "nothing is scored"
     assert batch.draws == Draws((), ()), "how a token is drawn is rank 0's affair"
 
@@ -134,7 +136,9 @@ def test_a_step_comes_back_as_it_went(batch):
     back = step_from(step_numbers(batch, sequences))
     for name in ("token_ids", "positions", "query_start", "context_lens", "copies", "adapters"):
         assert getattr(back, name) == getattr(batch, name), f"{name} is not what was written"
-    assert (back.rows.chosen, back.rows.counts) == (batch.rows.chosen, batch.rows.counts), "rows"
+    assert (back.rows.chosen, back.rows.chosen_counts) == (batch.rows.chosen, batch.rows.chosen_counts), (
+        "rows"
+    )
     assert np.array_equal(back.tables, batch.tables), "tables[S, W] lie row by row"
     assert np.array_equal(back.slots, batch.slots), "slots"
     assert back.ids == tuple(map(str, sequences)), "each sequence has its number for a name"

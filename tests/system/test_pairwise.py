@@ -139,7 +139,7 @@ class Watched:
             step = schedule()
             if step:
                 self.seen |= set(step.requests)
-                self.chunks += not all(step.batch.rows.counts)
+                self.chunks += not all(step.batch.rows.chosen_counts)
             return step
 
         scheduler.schedule = scheduling

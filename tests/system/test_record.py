@@ -91,10 +91,10 @@ def test_the_run_has_all_that_a_step_may_have(run):
     kinds = {copy.kind for batch in batches for copy in batch.copies}
     assert kinds == {"fork", "out", "in"}, "blocks were forked, swapped out and swapped in"
     assert any(batch.has_drafts for batch in batches)
-    assert any(0 in batch.rows.counts for batch in batches), "a prompt came in chunks"
+    assert any(0 in batch.rows.chosen_counts for batch in batches), "a prompt came in chunks"
     assert {slot for batch in batches for slot in batch.adapters} == {-1, 0, 1}
     assert any(batch.rows.logprobs for batch in batches)
-    assert any(batch.rows.prompt for batch in batches)
+    assert any(batch.rows.prompt_rows for batch in batches)
     draws = [row for batch in batches for row in batch.draws.rows]
     assert any(row.is_adjusted for row in draws)
     assert any(row.bad_ids for row in draws)
@@ -107,7 +107,7 @@ def test_a_runner_that_never_saw_a_request_computes_the_same_from_the_bytes(run)
     assert len(in_slot) == len(ADAPTERS), "each has a slot to the end"
     for slot, adapter in in_slot.items():
         devices.slots.write(slot, adapter)
-    runners = {"model": devices.runner, "draft": devices.draft}
+    runners = {"model": devices.runner, "draft": devices.draft_runner}
     for number, (name, data, want) in enumerate(log):
         got = runners[name].submit(from_bytes(data)).result()
         if want is None:  # launched on top of one that failed, or never read

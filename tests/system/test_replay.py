@@ -44,7 +44,7 @@ DRAFT = {
         ),
         (
             {"max_num_batched_tokens": 32, "max_num_seqs": 4},
-            lambda lines: any(0 in b["rows"]["counts"] for b in batches(lines)),
+            lambda lines: any(0 in b["rows"]["chosen_counts"] for b in batches(lines)),
         ),
         (
             {"async_scheduling": True},
@@ -53,7 +53,7 @@ DRAFT = {
         ({"speculative_config": DRAFT}, lambda lines: any(line.get("runner") == "draft" for line in lines)),
         (
             {"speculative_config": DRAFT, "async_scheduling": True, "kv_cache": "slots"},
-            lambda lines: any(max(b["rows"]["counts"]) > 1 for b in batches(lines)),
+            lambda lines: any(max(b["rows"]["chosen_counts"]) > 1 for b in batches(lines)),
         ),
         (
             {"enable_lora": True, "max_loras": 2},

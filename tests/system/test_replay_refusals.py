@@ -85,7 +85,7 @@ def test_a_draft_model_may_see_fewer_positions(recorded, devices, tmp_path, monk
     longest = max(lines[1]["batch"]["context_lens"])
     for max_positions in (longest, longest - 1):
         config = replace(devices.config, max_positions=max_positions)
-        drafting = replace(devices, draft=devices.runner, draft_config=config)
+        drafting = replace(devices, draft_runner=devices.runner, draft_config=config)
         monkeypatch.setattr(wiring, "load_devices", lambda args, drafting=drafting: drafting)
         steps = replay(write(tmp_path / "file", lines))
         if max_positions == longest:

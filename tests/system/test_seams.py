@@ -37,7 +37,7 @@ class Grammar:
     def before_submit(self, step):
         """Each row's mask, by the token before: with drafts, the draft before."""
         batch, rows, row = step.batch, [], 0
-        for name, count in zip(batch.ids, batch.rows.counts, strict=True):
+        for name, count in zip(batch.ids, batch.rows.chosen_counts, strict=True):
             for _ in range(count):
                 draw, before = batch.draws.rows[row], batch.token_ids[batch.rows.chosen[row]]
                 if name.startswith("fits"):

@@ -20,7 +20,7 @@ def test_a_sequence_without_a_new_token_is_refused(recorded):
     for name in ("token_ids", "positions", "slots"):
         del batch[name][:n]
     batch["query_start"] = [0, 0, len(batch["token_ids"])]
-    rows |= {"chosen": [row - n for row in rows["chosen"][1:]], "counts": [0, 1]}
+    rows |= {"chosen": [row - n for row in rows["chosen"][1:]], "chosen_counts": [0, 1]}
     for values in draws.values():
         del values[0]
     with pytest.raises(ValueError, match="query_start: "):
@@ -85,11 +85,11 @@ WRONG = [  # where in a record, and what stands there
     ("batch.ids", ["a", {}]),
     ("batch.rows.chosen.0", HUGE),
     ("batch.rows.chosen.0", -1),
-    ("batch.rows.counts.0", 2),
-    ("batch.rows.counts.0", -1),
+    ("batch.rows.chosen_counts.0", 2),
+    ("batch.rows.chosen_counts.0", -1),
     ("batch.rows.logprobs.0", HUGE),
     ("batch.rows.logprobs", []),
-    ("batch.rows.prompt", [0]),
+    ("batch.rows.prompt_rows", [0]),
     ("batch.rows", 5),
     ("batch.adapters.0", 0),
     ("batch.adapters.0", -2),
