@@ -227,6 +227,8 @@ def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
     monkeypatch.setattr(run, "resource", lent)
     for files, backlog, connections in (
+        (8, 1, 1),
+        (16, 1, 1),
         (64, 4, 1),
         (256, 16, 256 - 3 * 16 - run.OTHER_FILES),
         (1024, 64, 1024 - 3 * 64 - run.OTHER_FILES),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
+from engine.decoding.penalties import LogitChanges
 from engine.decoding.sampling import adjust
 from engine.decoding.sampling_state import SamplingState, allowed_mask
 
@@ -174,3 +175,30 @@ def test_tokens_appended_later_count():
         got = adjust(torch.tensor([[5.0, 5.0]]), [row])[0].tolist()
         assert got == [5, 5 - count], f"token 1 stands in the output {count} times by now"
         output.append(1)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"repetition_penalty": 2.0},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.25, "logit_bias": {3: 1.0, 9: -2.0}},
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": -0.25},
+    ],
+)
+@pytest.mark.parametrize("drafts", [[3], [4, 4], [3, 9, 3], [50, 51, 3, 51]])
+def test_drafts_count_as_if_they_stood_in_the_output_and_are_forgotten(knobs, drafts):
+    """A draft may be a token of the prompt (1), of the output (3), of a bias (9), or a new one (50)."""
+
+    def factors(changes, *ids) -> dict[int, list[float]]:
+        tokens, numbers = changes.for_output(*ids)
+        return dict(zip(tokens.tolist(), numbers.tolist(), strict=True))
+
+    def afresh(output) -> dict[int, list[float]]:
+        return factors(LogitChanges(SamplingParams(**knobs), [1, 2]), output)
+
+    changes, output = LogitChanges(SamplingParams(**knobs), [1, 2]), [3, 3, 4]
+    assert factors(changes, output, drafts) == afresh([*output, *drafts]), (
+        f"{drafts} count with the output {output}, as they will if they are accepted"
+    )
+    assert factors(changes, output) == afresh(output), "the next call knows nothing of the drafts"

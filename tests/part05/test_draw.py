@@ -1,10 +1,12 @@
 """A draw depends on its row's probabilities, seed and position, and on nothing else; and it is fair."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from engine.decoding.noise import CACHE_NUMBERS, exponential_noise, uniform
+from engine.decoding.noise import CACHE_NUMBERS, _key, _mix, exponential_noise, uniform
 from engine.decoding.sampling import draw
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
@@ -242,3 +244,38 @@ def test_seed_and_position_both_matter():
 def test_every_seed_that_is_accepted_works(seed):
     probs = torch.full((1, 100), 0.01)
     assert draw(probs, [seed], [0]).item() == draw(probs, [seed], [0]).item() < 100
+
+
+# --- the hashes, in Python's own numbers, which do not overflow ---
+
+SPLITMIX64 = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # published, of seed 1234567
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def lowbias32(x: int, first: int, second: int) -> int:
+    """Each product and each sum of the two multiplications is cut to 32 bits."""
+    x = (x ^ first) * 0x21F0AAAD % 2**32
+    x = ((x ^ x >> 15) + second) % 2**32 * 0x735A2D97 % 2**32
+    return x ^ x >> 15
+
+
+def test_keys_are_those_of_splitmix64():
+    states = [(1234567 + (i + 1) * GOLDEN) % 2**64 for i in range(3)]
+    assert [_mix(state) for state in states] == SPLITMIX64, "each step of the published hash is there"
+    for seed, position in ((0, 0), (42, 1), (-1, 777), (2**63 - 1, 2**17)):
+        state = _mix(seed % 2**64) + (position + 1) * GOLDEN
+        assert _key(seed, position) == _mix(state % 2**64), (
+            "a seed begins a sequence of its own, and a position counts along it"
+        )
+        assert uniform(seed, position) == (_key(seed, position) >> 11) / 2**53, "the upper 53 bits of the key"
+
+
+@pytest.mark.parametrize(("seed", "position"), [(0, 0), (42, 1), (-1, 777), (2**63 - 1, 2**17)])
+def test_noise_is_the_cited_hash_of_key_and_token(seed, position):
+    """So a seed has one text, whichever device and however many rows computed it."""
+    high, low = divmod(_key(seed, position), 2**32)
+    hashes = [lowbias32(lowbias32(id, 0, 0), low, high) for id in range(500)]
+    signed = [number - 2**32 if number >= 2**31 else number for number in hashes]
+    want = [-math.log((number + 2**31 + 0.5) / 2**32) for number in signed]
+    got = exponential_noise([seed], [position], 500, CPU)[0].tolist()
+    assert got == pytest.approx(want, rel=1e-6), "each step of the cited hash is there, in 32 bits"

@@ -254,3 +254,20 @@ def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_onc
     asyncio.run(run())
     assert threads[0] is threading.main_thread()
     assert threads[1] is not threading.main_thread()
+
+
+def test_each_step_is_told_although_one_sample_alone_has_grown(engine, gate):
+    """First in, first out: the second sample of a request begins when the first has ended."""
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, n=2)
+
+    async def run():
+        outputs = await engine.generate("hello", params, "a")
+        for expected in ([1, 0], [2, 0], [2, 1], [2, 2]):
+            gate.allow(1)
+            output = await anext(outputs)
+            assert [len(sample.token_ids) for sample in output.outputs] == expected, (
+                "a reader without a stream_interval is told what each step has brought"
+            )
+        await read(outputs)
+
+    asyncio.run(run())

@@ -213,3 +213,14 @@ def test_finishing_one_who_runs_or_waits_lets_the_others_be(fifo, finished):
         rest += chosen(batch)
     assert rest == {"a": ["b", "b", "c", "c"], "b": ["a", "c", "c"]}[finished]
     assert (fifo.running, fifo.waiting, fifo.cache.usage().num_sequences) == ([], [], 0)
+
+
+def test_no_step_is_foreseen_behind_the_last_token_that_an_output_may_have():
+    """One token is there and up to 4 may come: two more placeholders have a step behind them (Part 13)."""
+    request = make_request("a", prompt=5, output=4)
+    request.confirm(7, 0.0)
+    for expected in (1, 2, 2):
+        request.add_placeholder()
+        assert request.num_output_placeholders == expected, (
+            "tokens on their way count with those that are there: the last of all gets no placeholder"
+        )

@@ -217,3 +217,24 @@ def test_tiles_are_fetched_of_what_is_aligned_to_16_bytes():
     assert not describable(torch.zeros(4, 2, 60, dtype=torch.float16)), "heads of 120 bytes are not"
     assert not describable(x.float()), "32 bits"
     assert not describable(x.transpose(1, 2)), "a head's numbers do not lie side by side"
+
+
+@needs_triton
+@pytest.mark.parametrize("name", TRITON)
+@pytest.mark.parametrize("lengths", [[(5, 40), (30, 33)], [(64, 64)], [(3, 3), (70, 75)]])
+def test_nothing_is_written_behind_the_last_sequence(monkeypatch, name, lengths):
+    """A tile is longer than what is left of a sequence, and a power of two wider than a head."""
+    q, k, v, spans = random_qkv(lengths, Hq=2, Hkv=1, Dh=80, dtype=torch.float16, device=DEVICE)
+    empty, behind = torch.empty, []
+
+    def with_rows_behind(*shape, **options):
+        if shape != tuple(q.shape):
+            return empty(*shape, **options)
+        out = torch.full((len(q) + 128, *shape[1:]), 7.0, **options)
+        behind.append(out[len(q) :])
+        return out[: len(q)]
+
+    monkeypatch.setattr(torch, "empty", with_rows_behind)
+    kernel_of(name, 80, torch.float16)(q, k, v, spans)
+    (rows,) = behind
+    assert bool((rows == 7).all()), f"{name}: the memory behind the output is somebody else's"

@@ -14,9 +14,9 @@ from engine.decoding.params import SamplingParams
 from engine.server import completion_answer
 from engine.server.app import create_app
 from engine.server.protocol import CompletionRequest
-from engine.server.scored import ScoredCompletions
+from engine.server.scored import ScoredCompletions, prompt_offsets
 from tests.part04.serving import http, openai_client, serve
-from tests.part06.fakes import TOKENIZER, BlockCache, at_rest, told_alone
+from tests.part06.fakes import EOS, TOKENIZER, BlockCache, at_rest, told_alone
 from tests.part10.scored import ScoringFake, expected, finish
 
 PROMPT = "The dog and the ball"
@@ -354,3 +354,28 @@ def test_the_token_that_is_not_shown_has_no_id_either(client):
     choice = client.completions.create(**ask).choices[0].model_dump()
     assert (choice["token_ids"], choice["stop_reason"]) == ([], None)
     assert choice["prompt_token_ids"] == TOKENIZER.encode(PROMPT)
+
+
+A, B, SPACE = b"ab "
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "offsets"),
+    [
+        ([A, EOS, B], "a<end>b", [0, 1, 6]),
+        ([EOS, A, B], "<end>ab", [0, 5, 6]),
+        ([EOS, A, B], "ab", [0, 0, 1]),
+        ([A, B, EOS], "ab", [0, 1, 2]),
+        ([A, EOS, B], "ab", [0, 1, 1]),
+        ([SPACE, A, B], "ab", [0, 0, 1]),
+        ([EOS, SPACE, A, B], "ab", [0, 0, 0, 1]),
+        ([EOS, SPACE, SPACE, A, B], " ab", [0, 0, 0, 1, 2]),
+        ([SPACE, A, B], " ab", [0, 1, 2]),
+        ([EOS, SPACE, A], "<end> a", [0, 5, 6]),
+        ([A, SPACE, B], "a b", [0, 1, 2]),
+        ([A, B, A, B], "ab", [0, 1, 2, 2]),
+    ],
+)
+def test_a_special_token_takes_room_only_where_the_prompt_spells_it(ids, text, offsets):
+    """What a tokenizer adds takes none: a special token, a space before the first word."""
+    assert prompt_offsets(TOKENIZER, ids, text) == offsets, f"of {text!r}, each token begins where it stands"
