@@ -324,3 +324,21 @@ def test_the_first_moment_says_when_and_of_what(fake_engine, tmp_path):
     assert events[-1]["args"] == {"reason": "the engine was shut down"}
     trace.close()
     assert json.loads(trace.file.path.read_text()) == events, "a second close changes nothing"
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_step_right_behind_what_was_known_decodes_however_many_tokens_it_computes(traced, preempted):
+    recorder = Recorder()
+    engine, trace = traced(SEVERAL)
+    engine.listeners.add(recorder)
+    engine.add_request("a", "x" * 8, GREEDY)
+    engine.step()
+    if preempted:
+        trace.on_preempt(engine._submissions["a"].samples[0])
+    (record,) = recorder.records
+    known = 8 + preempted  # the prompt, and the output token that a preemption has computed again
+    now = trace._clock()
+    moment = replace(record, number=2, start=now, end=now, schedule_seconds=0.0, execute_seconds=0.0)
+    trace.on_step(replace(moment, tokens_computed=(3,), tokens_held=(known + 3,)))  # a token and two drafts
+    engine.abort_request("a")
+    assert names(lives(closed(trace))["a/0"])[-1] == "decode", "its drafts come behind all that was known"
