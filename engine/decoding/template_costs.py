@@ -43,7 +43,9 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     if name in WRITING_FILTERS:
         num_items = len(value) if isinstance(value, Sized) else 1
         size = written_length(value)
-        return size + num_items * written_length(arguments) + size * _largest_int(arguments)
+        # `join` may write its argument between any two items: a text as it is.
+        lengths = [len(each) if isinstance(each, Text) else written_length(each) for each in arguments]
+        return size + num_items * sum(lengths) + size * _largest_int(arguments)
     size = _length(value)
     # How often the result may repeat an argument, or as many spaces as an argument says.
     insertions = 1

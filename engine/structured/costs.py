@@ -11,14 +11,15 @@ error.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.structured.places import BY_NAME, DATA, DEFINITIONS, map_schemas
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
+MAX_STEPS = 300_000  # to count them: a second at most
 MAX_MULTIPLE = 10_000  # least common multiple, and sum, of all `multipleOf`, as `_without_zeros` counts them
 MAX_BOUND = 1 << 63  # the largest magnitude of a number's bound
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -40,7 +41,10 @@ def why_refused(schema: Any) -> str | None:
                 f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
                 "and the sum of all in the schema, without a decimal point and zeros at the end"
             )
-    num_patterns = _PatternCounter(schema).count(schema)
+    try:
+        num_patterns = _PatternCounter(schema).count()
+    except _TooManySteps:
+        return "$ref and allOf join too many schemas to count the patterns that one text must fit"
     if num_patterns > MAX_PATTERNS:
         return f"one text must fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
     return None
@@ -87,39 +91,82 @@ def _without_zeros(value: int | float) -> int:
     return int("".join(map(str, digits)))
 
 
+class _Count(NamedTuple):
+    """How many patterns and formats the texts of a schema must fit at once, at most."""
+
+    whole: int  # the text of the schema itself
+    # A text within it, by the name of its property or the number of its item; None: of all others.
+    within: dict[str | int | None, int]
+
+    def most(self) -> int:
+        return max(self.whole, *self.within.values())
+
+
+NO_PATTERN = _Count(0, {None: 0})
+
+
+class _TooManySteps(Exception):
+    """To count takes more than MAX_STEPS."""
+
+
 class _PatternCounter:
     """Counts how many patterns and formats one text of a schema must fit at once, at most.
 
-    The keywords `if`, `then`, `else` and `not` need no care: llguidance refuses them.
+    A reference that leads back to itself has the count that it had in the pass before, from 0 on. Passes
+    follow until nothing changes. The keywords `if`, `then`, `else` and `not` need no care: llguidance refuses
+    them.
     """
 
     def __init__(self, root: Any) -> None:
         """`root`: the whole schema, in which references are looked up."""
         self.root = root
-        self.counts: dict[str, int] = {}  # by reference; 0 while the count is under way
+        self.before: dict[str, _Count] = {}  # by reference, of the pass before
+        self.counts: dict[
+            str, _Count
+        ] = {}  # by reference; that of the pass before while the count is under way
+        self.steps_left = MAX_STEPS
 
-    def count(self, schema: Any) -> int:
-        """The count for a schema, or for another value within a schema."""
+    def count(self) -> int:
+        """The count of the text of `root` that has most. Raises _TooManySteps."""
+        while True:
+            self.counts = {}
+            most = self._count(self.root).most()
+            if most > MAX_PATTERNS or self.counts == self.before:
+                return most
+            self.before = self.counts
+
+    def _count(self, schema: Any) -> _Count:
+        """The counts of a schema, or of another value within a schema."""
         if not isinstance(schema, Mapping):
-            return 0
-        own = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
-        inner = 0  # of a property or an item: other texts than the schema's own
-        together = 0  # of the schemas that the same text, property or item must fit, too
+            return NO_PATTERN
+        whole = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
+        within: dict[str | int | None, int] = {None: 0}
+        together = [_Count(whole, within)]  # and those of the schemas that the same text must fit, too
         for keyword, value in schema.items():
             if keyword == "$ref" and isinstance(value, str):
-                together += self._count_reference(value)
+                together.append(self._count_reference(value))
             elif keyword == "allOf":
-                together += sum(map(self.count, _parts(keyword, value)))
+                together += [self._count(part) for _, part in _parts(keyword, value)]
             elif keyword in ("anyOf", "oneOf"):
-                together += max(map(self.count, _parts(keyword, value)), default=0)
+                together.append(self._merge(max, [self._count(part) for _, part in _parts(keyword, value)]))
             elif keyword not in (*DATA, *DEFINITIONS):  # a definition counts where a reference leads to it
-                inner = max([inner, *map(self.count, _parts(keyword, value))])
-        return max(own, inner) + together
+                for name, part in _parts(keyword, value):
+                    within[name] = max(within.get(name, 0), self._count(part).most())
+        return self._merge(sum, together)
 
-    def _count_reference(self, reference: str) -> int:
+    def _merge(self, merge: Callable[[list[int]], int], counts: list[_Count]) -> _Count:
+        """One count of several: `merge` is `sum` for schemas of one text, and `max` for alternatives."""
+        names = {name for count in counts for name in count.within}
+        self.steps_left -= 1 + len(names) * len(counts)
+        if self.steps_left < 0:
+            raise _TooManySteps
+        within = {name: merge([c.within.get(name, c.within[None]) for c in counts]) for name in names}
+        return _Count(merge([count.whole for count in counts]), within) if counts else NO_PATTERN
+
+    def _count_reference(self, reference: str) -> _Count:
         if reference not in self.counts:
-            self.counts[reference] = 0  # a reference back to here adds nothing
-            self.counts[reference] = self.count(self._resolve(reference))
+            self.counts[reference] = self.before.get(reference, NO_PATTERN)
+            self.counts[reference] = self._count(self._resolve(reference))
         return self.counts[reference]
 
     def _resolve(self, reference: str) -> Any:
@@ -133,8 +180,14 @@ class _PatternCounter:
         return value
 
 
-def _parts(keyword: str, value: Any) -> list[Any]:
-    """The schemas that are the value of a keyword, or other values."""
+def _parts(keyword: str, value: Any) -> list[tuple[str | int | None, Any]]:
+    """The schemas that are the value of a keyword, or other values, each with the property or the item that
+    it is for; None: for any.
+    """
+    if keyword == "properties" and isinstance(value, Mapping):
+        return list(value.items())
+    if keyword == "prefixItems" and isinstance(value, list):
+        return list(enumerate(value))
     if keyword in BY_NAME and isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, list) else [value]
+        value = list(value.values())
+    return [(None, part) for part in (value if isinstance(value, list) else [value])]

@@ -5,11 +5,11 @@ the smallest schema within the schema is searched that is refused for the same r
 schema, the keyword without which it is not refused.
 """
 
-import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MAX_CHARACTERS = 1 << 18  # of all parts that are tried, as JSON: a second at most
+MAX_SECONDS = 0.5  # of the thread's processor time: a part may take as long as the schema itself
 # Keywords, by what their values are.
 DATA = ("const", "enum", "default", "examples")  # no schemas
 DEFINITIONS = ("$defs", "definitions")  # schemas by name, to which others refer
@@ -24,19 +24,17 @@ WhyRefused = Callable[[Any], str | None]  # a schema -> why it is refused, or No
 
 def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
     """The place of what is refused in `schema`, as a JSON pointer, such as "#/properties/age/not". If the
-    search would try more than MAX_CHARACTERS, the result is a place above it.
+    search takes more than MAX_SECONDS, the result is a place above it.
     """
-    reason, characters_left = why_refused(schema), MAX_CHARACTERS
+    reason, deadline = why_refused(schema), time.thread_time() + MAX_SECONDS
     definitions = {}
     if isinstance(schema, Mapping):
         definitions = {keyword: schema[keyword] for keyword in DEFINITIONS if keyword in schema}
 
     def is_refused(part: Any) -> bool:
-        """Whether a part is refused for the same reason. False if no characters are left."""
-        nonlocal characters_left
+        """Whether a part is refused for the same reason. False if no time is left."""
         with_definitions = {**definitions, **part} if isinstance(part, Mapping) else part
-        characters_left -= len(json.dumps(with_definitions))
-        return characters_left > 0 and why_refused(with_definitions) == reason
+        return time.thread_time() < deadline and why_refused(with_definitions) == reason
 
     # 1. Go down to the smallest schema that is refused.
     pointer, smallest = "#", schema
@@ -53,7 +51,7 @@ def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
     keywords = list(smallest) if isinstance(smallest, Mapping) else []
     for keyword in sorted(keywords, key=lambda keyword: keyword not in (reason or "")):
         without_keyword = {name: value for name, value in smallest.items() if name != keyword}
-        if not is_refused(without_keyword) and characters_left > 0:
+        if not is_refused(without_keyword) and time.thread_time() < deadline:
             return f"{pointer}/{_escaped(keyword)}"
     return pointer
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
-from engine.decoding.template_costs import format_characters, method_characters
+from engine.decoding.template_costs import filter_characters, format_characters, method_characters
 from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
@@ -144,3 +144,19 @@ def test_each_width_that_is_written_in_a_format_counts():
 def test_a_tab_may_stand_at_every_character_and_a_margin_stands_once():
     assert method_characters("expandtabs", "\t" * 10, [100]) == 10 + 100 * (10 + 1), "each may be a tab"
     assert method_characters("center", "x" * 10, [100]) == 10 + 100, "the text, and one margin"
+
+
+@pytest.mark.parametrize(
+    "filters", ["string", "pprint", "join", "join('')", "join(' ')", "tojson", "trim | string | e"]
+)
+def test_a_filter_that_adds_little_to_a_text_costs_little(filters):
+    """A message of a million characters is within the bounds, as it is without the filter."""
+    messages = [{"role": "user", "content": "x" * 10**6}]
+    length = ChatTemplate("{{ messages[0].content | " + filters + " | length }}").render(messages)
+    assert length in ("1000000", "1000002", "1999999"), "as it is, with two quotes, with a space between all"
+
+
+def test_a_separator_may_stand_behind_each_item():
+    alone = filter_characters("join", "x" * 10, ())
+    assert filter_characters("join", "x" * 10, ("ab",)) == alone + 10 * len("ab")
+    assert filter_characters("join", "x" * 10, (["ab"],)) > alone + 10 * len("['ab']"), "or a list, written"

@@ -210,7 +210,7 @@ def test_a_hostile_constraint_is_refused_or_costs_little(name):
 
 
 def test_a_place_that_would_take_too_long_to_find_is_left_above(monkeypatch):
-    monkeypatch.setattr("engine.structured.places.MAX_CHARACTERS", 10)
+    monkeypatch.setattr("engine.structured.places.MAX_SECONDS", 0)
     assert refusal(json={"items": {"not": {}}}).endswith(" at #")
 
 

@@ -13,6 +13,7 @@ from engine.server.reasoning import ThinkParser
 from engine.server.responses_answers import ResponseAnswer
 from engine.server.tool_schemas import schema_of_calls
 from engine.structured.costs import why_refused
+from engine.structured.places import place_of_refusal
 from engine.structured.regex import RegexError, parse
 from tests.partB.test_grammar import fits, refusal, structure
 from tests.partB.test_over_http import CHAT, PROMPT, post, refused, url  # noqa: F401  # a fixture
@@ -27,6 +28,32 @@ def nested(keyword: str) -> dict:
     for _ in range(5):
         schema = {"pattern": "a", keyword: [schema]}
     return schema
+
+
+def circles(num: int) -> dict:
+    """In each of `num` circles of two, one has a pattern and the other has none. The first alternative comes
+    to the one with the pattern first; in the second, an item must fit the patterns of all circles.
+    """
+    definitions = {}
+    for i in range(num):
+        definitions[f"x{i}"] = {"pattern": f".*a.{{{i}}}b", "items": {"$ref": f"#/$defs/y{i}"}}
+        definitions[f"y{i}"] = {"items": {"$ref": f"#/$defs/x{i}"}}
+    first = {"properties": {f"p{i}": {"$ref": f"#/$defs/x{i}"} for i in range(num)}}
+    of_strings = {"items": {"type": "string"}}
+    second = {"allOf": [of_strings, *[{"$ref": f"#/$defs/y{i}"} for i in range(num)]]}
+    return {"anyOf": [first, second], "$defs": definitions}
+
+
+def back_and_forth(length: int) -> dict:
+    """A chain in which each refers to the next and to the one before; the first has a pattern, so each pass
+    over it finds out about one more.
+    """
+    links = {
+        f"d{i}": {"prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{max(i - 1, 0)}"}]}
+        for i in range(length)
+    }
+    links["d0"]["pattern"] = "a"
+    return {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {}}}
 
 
 COSTLY = {
@@ -45,6 +72,14 @@ COSTLY = {
     "many properties": ({"properties": {f"p{i}": {} for i in range(1001)}}, "properties has 1001 names"),
     "a bound beyond 64 bits": ({"minimum": 2**63 + 2**11}, "minimum=9223372036854777856"),
     "a bound without an exact float": ({"maximum": 2**53 + 1}, "maximum=9007199254740993"),
+    "patterns of items in a circle": (circles(6), "fit 6 patterns"),
+    "a pattern more in each item": (
+        {"$ref": "#/$defs/a", "$defs": {
+            "a": {"items": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}},
+            "b": {"pattern": "b", "items": {"$ref": "#/$defs/b"}}}},
+        "fit 6 patterns",
+    ),
+    "references back and forth": (back_and_forth(200), "$ref and allOf join too many schemas"),
 }  # fmt: skip
 FINE = (
     {"multipleOf": 10_000_000}, {"multipleOf": 0.01}, {"maximum": 2**63 - 1}, {"minimum": -(2**63)},
@@ -53,6 +88,9 @@ FINE = (
     {"multipleOf": 0}, {"multipleOf": True}, {"$ref": "#"}, {"$ref": "#/nowhere"},
     {"allOf": [{"$ref": "#/allOf/0"}]}, {"anyOf": [{"pattern": "a"}] * 50},
     {"allOf": [{"pattern": "a"}] * 5, "$defs": {"a": {"pattern": "a"}}},
+    {"allOf": [{"properties": {f"p{i}": {"pattern": "a"}}} for i in range(6)]}, {"anyOf": []}, circles(5),
+    {"allOf": [{"prefixItems": [{}] * i + [{"format": "date"}]} for i in range(6)]},
+    {"allOf": [{"properties": {"child": {"$ref": "#"}}}, {"properties": {"name": {"pattern": "a"}}}]},
 )  # fmt: skip
 
 
@@ -155,3 +193,18 @@ def test_a_number_beyond_the_last_character_is_refused():
 def test_thoughts_without_a_character_are_no_piece():
     pieces = ThinkParser(PlainText()).feed("<think></think>yes")
     assert [piece.kind for piece in pieces] == ["content"]
+
+
+def test_the_search_for_a_place_ends_when_its_time_is_over(monkeypatch):
+    """However many parts are left: of a thousand, ten are tried, and none is searched any deeper."""
+    ticks, tried = iter(range(10_000)), []
+    monkeypatch.setattr("engine.structured.places.time.thread_time", lambda: next(ticks))
+    monkeypatch.setattr("engine.structured.places.MAX_SECONDS", 10)
+
+    def no_not(schema: dict) -> str | None:
+        tried.append(schema)
+        return "not" if "not" in schema else None
+
+    schema = {"properties": {f"p{i}": {} for i in range(1000)}, "not": {}}
+    assert place_of_refusal(schema, no_not) == "#"
+    assert len(tried) == 10
