@@ -106,7 +106,8 @@ def test_no_word_is_cut_at_the_edge_and_a_new_width_counts_at_once():
         (6, "日本語", "日本\n語"),
     ],
 )
-def test_wrapping_character_by_character(width, text, written):
+def test_wrapping_character_by_character(width, text, written, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one is 80 wide, whatever it is told
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
     for size in (1, 3, 99):
         wrap = LineWrapper(console)

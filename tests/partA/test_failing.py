@@ -24,7 +24,7 @@ from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-LONG = {"model": "storyteller", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+LONG = {"model": "storyteller", "prompt": "Once", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 pytestmark = pytest.mark.usefixtures("orders_are_read")
 DEADLINE = 240  # seconds after which what we wait for will never come: not a promise about speed
 TWO = {"device": "cpu", "tensor_parallel_size": 2, "max_model_len": 256}
@@ -193,7 +193,7 @@ def test_served_and_killed_in_a_step(tmp_path):
         (worker,) = workers_of(process.pid)
 
         def read_whole() -> None:
-            eight = LONG | {"n": 8, "temperature": 1, "max_tokens": 450}
+            eight = LONG | {"n": 8, "temperature": 1}
             whole.append(httpx.post(url + "/v1/completions", json=eight, timeout=DEADLINE))
 
         def is_running_there() -> bool:

@@ -82,7 +82,7 @@ def test_nothing_is_left_after_a_stop(start):
     assert [worker.process.returncode for worker in workers.workers] == [0, 0], "they ended by themselves"
     assert at_end == [True], "once"
     assert not folder.exists()
-    wait_until(lambda: threading.active_count() == threads)
+    wait_until(lambda: threading.active_count() <= threads)
     assert open_files() == before
     with pytest.raises(RankLost, match="has been shut down"):
         workers.send_order(STEP)
@@ -97,7 +97,7 @@ def test_a_rank_that_ends_is_told_once_and_then_always(start):
     first, second, third = workers.workers
     threads = threading.active_count()
     os.kill(second.process.pid, signal.SIGKILL)
-    wait_until(lambda: threading.active_count() == threads - 1)
+    wait_until(lambda: threading.active_count() <= threads - 1)
     threads -= 1
     wait_until(lambda: told)
     words = rf"rank 2 \(process {second.process.pid}\) has ended: signal 9"
@@ -106,7 +106,7 @@ def test_a_rank_that_ends_is_told_once_and_then_always(start):
         began.append("a step, though a rank is lost")
     assert began == []
     os.kill(third.process.pid, signal.SIGKILL)
-    wait_until(lambda: threading.active_count() == threads - 1)
+    wait_until(lambda: threading.active_count() <= threads - 1)
     later = []
     workers.on_lost(later.append)
     assert [str(error) for error in later] == [str(error) for error in told], (

@@ -8,6 +8,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.speculation.capability import Speculation
 from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.telemetry import live_view
 from engine.telemetry.live_view import LiveView
 from tests.part06.fakes import Recorder
 
@@ -33,6 +34,12 @@ OPTIONS = {
     "little memory, swapping": LITTLE | {"swap_space": 0.01, "preemption_mode": "swap"},
     "small steps": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """A step is noted however long it takes: the first may compile C, on a busy machine."""
+    monkeypatch.setattr(live_view, "KEEP_SECONDS", 600.0)
 
 
 def look(view: LiveView) -> dict:
