@@ -47,7 +47,7 @@ class LlamaPrompts:
         """`sum_parts`: as for `LlamaRows`."""
         self.model, self.blocks, self.norms = model, llama_blocks(model), norm_weights(model)
         self.summed_weights = [summed_weights_of(block) for block in self.blocks]
-        self.sum_parts = sum_parts or unchanged
+        self.sum_parts = unchanged if sum_parts is None else sum_parts
         self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -1,6 +1,7 @@
-"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all work between them. Part 20.
+"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton's kernels between them. Part 20.
 
-Promises the model's own logits up to rounding. The residual sum is in fp32. Between the products are:
+Promises the model's own logits up to rounding. The residual sum is in fp32. PyTorch also computes the angles
+of a step's rotations. The kernels are:
 
 - `embed_rms_norm`: the embedding and the first norm.
 - `add_rms_norm`: the residual sum and the norm.
@@ -8,8 +9,8 @@ Promises the model's own logits up to rounding. The residual sum is in fp32. Bet
 - `paged_attention`, of Part 13.
 - `_silu_mul`: silu(gate) · up.
 
-With many rows, unless `stores_first`, `attend_rows` (llama_attend.py) takes the place of
-`_rotate_and_store` and `paged_attention`.
+With many rows, unless `stores_first`, `attend_rows` (llama_attend.py) takes the place of `_rotate_and_store`
+and `paged_attention`.
 
 The model may be a rank's part of one that several devices share (Extension A). Then the products of `proj`
 and `down` are terms of a sum over the ranks, and the caller gives the function that sums them.
@@ -59,7 +60,7 @@ class LlamaRows:
 
         `sum_parts`: sums a rank's terms over the ranks, in place; None if the model is whole.
         """
-        self.stores_first, self.sum_parts = stores_first, sum_parts or unchanged
+        self.stores_first, self.sum_parts = stores_first, unchanged if sum_parts is None else sum_parts
         self.config = config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim

@@ -89,7 +89,7 @@ class ManyRows:
             torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
             self.attend(
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
-                attended, pdl and S <= FEW_ROWS,
+                attended, pdl=pdl and S <= FEW_ROWS,
             )  # fmt: skip
             self._linear_add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
             inner = linear_gelu(normed, block.mlp.up)
