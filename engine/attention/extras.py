@@ -19,8 +19,8 @@ from engine.attention.interface import Attend
 
 @dataclass(frozen=True, eq=False)
 class AttentionExtras:
-    """The extras of one layer. A field that is None changes nothing. Raises ValueError for a scale, a window
-    or a soft cap that is not above 0.
+    """The extras of one layer. A field that is None changes nothing. Raises ValueError for a scale or a soft
+    cap that is not above 0, and for a window that is no whole number from 1 on.
     """
 
     scale: float | None = None  # the factor of q·k; None is 1/√Dh

@@ -9,7 +9,7 @@ is done (with PDL, `pdl.py`: no kernel of the step writes old keys), and the pro
 parts, which saves a second kernel.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import triton
@@ -20,6 +20,7 @@ from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, merge_parts
+from engine.kernels.tiles import num_multiprocessors, power_of_2_up_to
 
 # A tile is TOKENS old tokens, which a program reads at a time. SPLIT_TILE: for `_attend_split`.
 SPLIT_TILE = {"TOKENS": 32, "num_warps": 1}
@@ -30,8 +31,15 @@ WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # 2 warps: a step of 256
 MIN_HEAD_DIM = 16  # the smallest inner dimension of a matrix product on tensor cores
 MIN_SPLITS = 8  # the fewest programs for which splitting a sequence is faster than `_attend_whole`
 
-# The call of `AppendAttend`: qkv, bias, keys, values, slots, tables, lens, out, pdl
-AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
+
+class AttendRows(Protocol):
+    """Attention of a step's rows: `AppendAttend`, or Part 16's `VerifyAttend`."""
+
+    def __call__(
+        self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
+        lens: Tensor, out: Tensor, pdl: bool,
+    ) -> None:  # fmt: skip
+        """As `AppendAttend.__call__`."""
 
 
 class AppendAttend:
@@ -42,7 +50,7 @@ class AppendAttend:
         self.num_heads, self.head_dim = num_heads, head_dim
         self.max_programs = 32  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
-            self.max_programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+            self.max_programs = 8 * num_multiprocessors(device)
         self.parts = torch.empty(self.max_programs, head_dim, device=device)
         self.stats = torch.empty(2, self.max_programs, device=device)  # maximum and total of each part
         # For each row and head, the number of programs that have stored their part. 0 between two steps.
@@ -54,8 +62,7 @@ class AppendAttend:
         1, or a power of two from MIN_SPLITS on. All heads of all sequences together have at most
         `max_programs` programs if they are split.
         """
-        max_splits = self.max_programs // (num_rows * self.num_heads)
-        splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
+        splits = power_of_2_up_to(self.max_programs // (num_rows * self.num_heads))
         return splits if splits >= MIN_SPLITS else 1
 
     def __call__(

@@ -58,6 +58,7 @@ def extras_attention(
     group, tile = Hq // Hkv, TILES[q.element_size()]
     rows = max(MIN_DOT_SIZE, min(tile, triton.next_power_of_2(max_queries * group)))
     sinks = extras.sinks
+    # In place of an extra that the layer does not have, the kernel gets some value that it does not read.
     _attend_with_extras[(triton.cdiv(max_queries * group, rows), Hkv, len(lens))](
         q, keys, values, q if sinks is None else sinks, out, query_start, tables, lens, tables.stride(0),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),

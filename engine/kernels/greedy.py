@@ -69,8 +69,8 @@ def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.co
 
 @triton.jit
 def _best(best, best_token, chosen, PARTS: tl.constexpr, PADDED: tl.constexpr):
-    """Program (row): chosen[row] = the token of the part with the largest logit; -1 if this logit is not
-    finite.
+    """Program (row): chosen[row] = the token of the part with the largest logit; -1 (NO_TOKEN) if this logit
+    is not finite.
     """
     row, part = tl.program_id(0), tl.arange(0, PADDED)
     values = tl.load(best + row * PARTS + part, mask=part < PARTS, other=-float("inf"))  # [PADDED]

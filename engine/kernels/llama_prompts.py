@@ -18,7 +18,7 @@ from engine.kernels.llama_rows import (
     SumParts,
     add_rms_norm,
     embed_rms_norm,
-    norm_weights,
+    next_gains_of,
     rotate_and_store,
     silu_mul,
     summed_weights_of,
@@ -45,9 +45,9 @@ class LlamaPrompts:
 
     def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
         """`sum_parts`: as for `LlamaRows`."""
-        self.model, self.blocks, self.norms = model, llama_blocks(model), norm_weights(model)
+        self.model, self.blocks, self.next_gains = model, llama_blocks(model), next_gains_of(model)
         self.summed_weights = [summed_weights_of(block) for block in self.blocks]
-        self.sum_parts = sum_parts or unchanged
+        self.sum_parts = unchanged if sum_parts is None else sum_parts
         self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -56,22 +56,22 @@ class LlamaPrompts:
         D, Dh, Hkv = config.hidden_size, config.head_dim, config.num_kv_heads
         dtype, eps = model.embed.weight.dtype, config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
-        norms = self.norms
+        first_gain = self.blocks[0].norm1.weight
         x, normed = token_ids.new_empty(T, D, dtype=torch.float32), token_ids.new_empty(T, D, dtype=dtype)
         q, k, v = (normed.new_empty(T, heads, Dh) for heads in (config.num_heads, Hkv, Hkv))
         inner = normed.new_empty(T, config.intermediate_size)
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
         slots = torch.arange(T, device=x.device)  # token t's key and value go to row t of k and v
-        embed_rms_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
-        for layer, block in enumerate(self.blocks):
+        embed_rms_norm[(T,)](token_ids, model.embed.weight, x, first_gain, normed, eps, **shape)
+        for layer, (block, next_gain) in enumerate(zip(self.blocks, self.next_gains, strict=True)):
             attention, mlp = block.attention, block.mlp
             qkv = qkv_product(attention, normed)
             rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             attended = attend(layer, q, k, v)  # [T, Hq, Dh]
             proj, down = self.summed_weights[layer]
             product = self.sum_parts(torch.mm(attended.flatten(1), proj.t()))
-            add_rms_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_rms_norm[(T,)](x, product, block.norm2.weight, normed, eps, **shape)
             gate_up = torch.mm(normed, mlp.gate_up.weight.t())
             product = self.sum_parts(torch.mm(silu_mul(gate_up, inner), down.t()))
-            add_rms_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_rms_norm[(T,)](x, product, next_gain, normed, eps, **shape)
         return normed

@@ -22,7 +22,7 @@ from engine.kernels.llama_attend import MIN_HEAD_DIM_OF_HALVES, gains_of, llama_
 from engine.kernels.llama_attend_row import attend_row
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import load_rows
-from engine.kernels.tiles import Tile, num_multiprocessors
+from engine.kernels.tiles import Tile, num_multiprocessors, power_of_2_up_to
 from engine.models.llama import Attention
 from engine.models.llama import Model as Llama
 
@@ -71,8 +71,7 @@ class LlamaRow:
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
         programs = 2 * self.multiprocessors // Hkv  # for each key head, with two programs a multiprocessor
-        splits = triton.next_power_of_2(programs + 1) // 2  # the largest power of two up to `programs`
-        self.splits = min(MAX_SPLITS, max(2, splits))
+        self.splits = min(MAX_SPLITS, max(2, power_of_2_up_to(programs)))
         empty = partial(torch.empty, device=device, dtype=dtype)
         empty_fp32 = partial(torch.empty, device=device)
         self.x = empty_fp32(config.hidden_size)

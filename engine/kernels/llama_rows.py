@@ -1,6 +1,7 @@
-"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all work between them. Part 20.
+"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton's kernels between them. Part 20.
 
-Promises the model's own logits up to rounding. The residual sum is in fp32. Between the products are:
+Promises the model's own logits up to rounding. The residual sum is in fp32. PyTorch also computes the angles
+of a step's rotations. The kernels are:
 
 - `embed_rms_norm`: the embedding and the first norm.
 - `add_rms_norm`: the residual sum and the norm.
@@ -8,8 +9,8 @@ Promises the model's own logits up to rounding. The residual sum is in fp32. Bet
 - `paged_attention`, of Part 13.
 - `_silu_mul`: silu(gate) · up.
 
-With many rows, unless `stores_first`, `attend_rows` (llama_attend.py) takes the place of
-`_rotate_and_store` and `paged_attention`.
+With many rows, unless `stores_first`, `attend_rows` (llama_attend.py) takes the place of `_rotate_and_store`
+and `paged_attention`.
 
 The model may be a rank's part of one that several devices share (Extension A). Then the products of `proj`
 and `down` are terms of a sum over the ranks, and the caller gives the function that sums them.
@@ -59,14 +60,14 @@ class LlamaRows:
 
         `sum_parts`: sums a rank's terms over the ranks, in place; None if the model is whole.
         """
-        self.stores_first, self.sum_parts = stores_first, sum_parts or unchanged
+        self.stores_first, self.sum_parts = stores_first, unchanged if sum_parts is None else sum_parts
         self.config = config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks, self.frequencies = llama_blocks(model), model.get_buffer("frequencies")
-        self.norms, self.head = norm_weights(model), _head_weight(model)
+        self.next_gains, self.head = next_gains_of(model), _head_weight(model)
         self.summed_weights = [summed_weights_of(block) for block in self.blocks]
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
@@ -109,17 +110,17 @@ class LlamaRows:
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
         x, normed, product = self.x, self.normed[:S], self.product[:S]
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [S, 1, Dh/2] each
-        norms = self.norms
-        embed_rms_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
-        for layer, block in enumerate(self.blocks):
+        first_gain = self.blocks[0].norm1.weight
+        embed_rms_norm[(S,)](token_ids, model.embed.weight, x, first_gain, normed, eps, **shape)
+        for layer, (block, next_gain) in enumerate(zip(self.blocks, self.next_gains, strict=True)):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
             attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             proj, down = self.summed_weights[layer]
             self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
-            add_rms_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_rms_norm[(S,)](x, product, block.norm2.weight, normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
             self.sum_parts(torch.mm(silu_mul(gate_up, self.inner[:S]), down.t(), out=product))
-            add_rms_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_rms_norm[(S,)](x, product, next_gain, normed, eps, **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
     def _attend(
@@ -172,12 +173,9 @@ def unchanged(product: Tensor) -> Tensor:
     return product
 
 
-def norm_weights(model: Llama) -> list[Tensor]:
-    """The gains[D] of all norms in the order of the forward pass: two for each block, and the last norm's."""
-    gains = []
-    for block in llama_blocks(model):
-        gains += [block.norm1.weight, block.norm2.weight]
-    return [*gains, model.norm.weight]
+def next_gains_of(model: Llama) -> list[Tensor]:
+    """The gain[D] of the norm that follows each block: the next block's first norm, and the model's last."""
+    return [*(block.norm1.weight for block in llama_blocks(model)[1:]), model.norm.weight]
 
 
 def rotate_and_store(

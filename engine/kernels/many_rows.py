@@ -14,7 +14,6 @@ If the number of the output layer's rows is no multiple of 128, its weights are 
 GPT-2 has 50,257 rows, and with this odd number the product takes several times as long.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -54,7 +53,7 @@ class ManyRows:
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks = gpt2_blocks(model)
-        self.norms = norms_of(model)
+        self.next_norms = next_norms_of(model)
         self.attend: AttendRows = AppendAttend(config.num_heads, config.head_dim, device)
         self.pdl = has_pdl(device)
         head = model.head.weight
@@ -80,20 +79,20 @@ class ManyRows:
         x, normed, attended, qkv = (buffer[:S] for buffer in buffers)
         pdl = self.pdl and S <= SPLIT_ROWS
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
-        norms, eps = self.norms, self.config.norm_eps
+        first_norm, eps = self.blocks[0].norm1, self.config.norm_eps
         embed_norm[(S,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
-            norms[0].weight, norms[0].bias, normed, eps, **shape,
+            first_norm.weight, first_norm.bias, normed, eps, **shape,
         )  # fmt: skip
-        for layer, block in enumerate(self.blocks):
+        for layer, (block, next_norm) in enumerate(zip(self.blocks, self.next_norms, strict=True)):
             torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
             self.attend(
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
-                attended, pdl and S <= FEW_ROWS,
+                attended, pdl=pdl and S <= FEW_ROWS,
             )  # fmt: skip
-            self._linear_add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
+            self._linear_add_norm(attended, block.attention.proj, block.norm2, **shape)
             inner = linear_gelu(normed, block.mlp.up)
-            self._linear_add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
+            self._linear_add_norm(inner, block.mlp.down, next_norm, **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
     def _linear_add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
@@ -115,12 +114,9 @@ class ManyRows:
         )  # fmt: skip
 
 
-def norms_of(model: GPT2) -> Sequence[nn.LayerNorm]:
-    """The model's norms in the order of the forward pass: two of each block, and the last norm."""
-    norms: list[nn.LayerNorm] = []
-    for block in gpt2_blocks(model):
-        norms += [block.norm1, block.norm2]
-    return [*norms, model.norm]
+def next_norms_of(model: GPT2) -> list[nn.LayerNorm]:
+    """The norm that follows each block: the next block's first norm, and the model's last norm."""
+    return [*(block.norm1 for block in gpt2_blocks(model)[1:]), model.norm]
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu, norms_of
+from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu, next_norms_of
 from engine.kernels.plain_layers import gpt2_blocks
 from engine.kernels.single_row import SingleRow
 from engine.models.gpt2 import Model as GPT2
@@ -32,7 +32,7 @@ class PromptRows:
 
     def __init__(self, model: GPT2) -> None:
         self.model, self.blocks = model, gpt2_blocks(model)
-        self.norms = norms_of(model)
+        self.next_norms = next_norms_of(model)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
@@ -43,10 +43,10 @@ class PromptRows:
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}
         x = token_ids.new_empty(T, D, dtype=torch.float32)
         normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
-        norms = self.norms
+        first_norm = self.blocks[0].norm1
         embed_norm[(T,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
-            norms[0].weight, norms[0].bias, normed, eps, **shape,
+            first_norm.weight, first_norm.bias, normed, eps, **shape,
         )  # fmt: skip
 
         def add(a: Tensor, linear: nn.Linear, norm: nn.LayerNorm) -> None:
@@ -56,9 +56,9 @@ class PromptRows:
                 x, product, linear.bias, norm.weight, norm.bias, normed, eps, T * D, SPLITS=1, **shape
             )
 
-        for layer, block in enumerate(self.blocks):
+        for layer, (block, next_norm) in enumerate(zip(self.blocks, self.next_norms, strict=True)):
             qkv = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
             attended = attend(layer, *qkv.view(T, *heads).unbind(1))  # [T, H, Dh]
-            add(attended.flatten(1), block.attention.proj, norms[2 * layer + 1])
-            add(linear_gelu(normed, block.mlp.up), block.mlp.down, norms[2 * layer + 2])
+            add(attended.flatten(1), block.attention.proj, block.norm2)
+            add(linear_gelu(normed, block.mlp.up), block.mlp.down, next_norm)
         return normed

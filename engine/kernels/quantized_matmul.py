@@ -4,7 +4,7 @@ Promises the products of engine/quantization/products.py up to rounding. Sums ar
 the few rows of a decode step; engine/quantization/gpu.py computes the many rows of a prompt in another way.
 
 For one row of x, a program multiplies x by a few rows of W and reads each row once, in wide loads. Several
-rows of x are multiplied by a tile of W on tensor cores.
+rows of x are multiplied by a tile of W, on tensor cores if x has 16 bits.
 """
 
 import torch
@@ -23,7 +23,8 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
     (T, K), N = x.shape, len(codes)
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     if T == 1:
-        rows, inner, warps = _row_tile(N, K)
+        rows = warps = 4 if N >= 4096 else 2  # of W, that a program takes at a time; and its warps
+        inner = min(triton.next_power_of_2(K), 1024)  # numbers of a row that it takes at a time
         _int8_row[(triton.cdiv(N, rows),)](
             x, codes, scale, bias, out, N=N, K=K, ROWS=rows, INNER=inner, num_warps=warps
         )
@@ -47,9 +48,9 @@ def int4_linear(
     shape = {"N": N, "K": K, "GROUP": group_size}
     if T == 1:
         groups = min(triton.next_power_of_2(scale.shape[1]), 1024 // group_size)
-        rows, warps = 4, 4
+        rows = 4
         _int4_row[(triton.cdiv(N, rows),)](
-            x, nibbles, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=warps
+            x, nibbles, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=4
         )
     elif T:
         ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
@@ -57,12 +58,6 @@ def int4_linear(
             x, nibbles, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
         )
     return out
-
-
-def _row_tile(N: int, K: int) -> tuple[int, int, int]:
-    """-> (rows of W, numbers of a row) that a program takes at a time, and the program's number of warps."""
-    inner = min(triton.next_power_of_2(K), 1024)
-    return (4, inner, 4) if N >= 4096 else (2, inner, 2)
 
 
 @triton.jit

@@ -236,7 +236,7 @@ class SingleRow:
             self.launch_norm_linear("qkv", block.qkv, self.qkv)
             self.attend(
                 self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
-                self.pdl,
+                pdl=self.pdl,
             )  # fmt: skip
             self.launch_linear_add("proj", self.attended, block.proj)
             self.launch_norm_linear("up", block.up, self.inner, gelu=True)

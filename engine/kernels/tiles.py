@@ -1,6 +1,5 @@
-"""How the rows of a weight matrix are divided among the programs of a kernel. Part 13.
-
-The chains for one row (single_row.py, llama_row.py, quantized_row.py) share this record.
+"""How work is divided among the programs of a kernel: the rows of a weight matrix (`Tile`, for the chains of
+single_row.py, llama_row.py and quantized_row.py), and the tokens of a sequence. Part 13.
 """
 
 from typing import Any, NamedTuple
@@ -10,12 +9,13 @@ import triton
 
 
 class Tile(NamedTuple):
-    """How the rows of a weight matrix are divided among programs."""
+    """How the rows of one weight matrix are divided."""
 
     rows: int  # rows of the matrix that a program takes at a time
     warps: int  # warps of a program
     resident: int | None  # programs on a multiprocessor, which loop over tiles; None: one program a tile
-    registers: int | None = None  # the most registers of a thread with PDL; None: the compiler chooses
+    # The most registers of a thread with PDL; None: the compiler chooses (benchmarks/part17_rows.py tries).
+    registers: int | None = None
 
     def num_programs(self, num_rows: int, multiprocessors: int) -> int:
         """The number of programs for a matrix of `num_rows` rows."""
@@ -35,3 +35,8 @@ class Tile(NamedTuple):
 def num_multiprocessors(device: torch.device) -> int:
     """The GPU's number of multiprocessors; 1 for the interpreter, which runs one program after the other."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def power_of_2_up_to(n: int) -> int:
+    """The largest power of two that is at most n; 0 for 0."""
+    return triton.next_power_of_2(n + 1) // 2

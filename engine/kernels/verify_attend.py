@@ -22,6 +22,7 @@ from engine.kernels.flash_prefill import MIN_DOT_SIZE
 from engine.kernels.paged_attention import tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile
+from engine.kernels.tiles import num_multiprocessors, power_of_2_up_to
 
 MAX_NEW_TOKENS = 32  # the most new tokens, and so rows, of a sequence in a pass
 TOKENS = 64  # old tokens that a program reads at a time
@@ -39,8 +40,7 @@ class VerifyAttend:
         self.num_heads, self.head_dim = num_heads, head_dim
         self.max_programs = 4 * num_heads  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
-            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-            self.max_programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+            self.max_programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
         part_rows = (self.num_splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
         max_part_rows = max(part_rows) * num_heads  # enough for any pass of up to max_rows rows
         self.parts = torch.empty(max_part_rows, head_dim, device=device)
@@ -52,8 +52,7 @@ class VerifyAttend:
         """The number of programs among which a head's old tokens are split in a pass of `num_rows` rows: a
         power of two from 1 to MAX_SPLITS.
         """
-        max_splits = self.max_programs // (num_rows * self.num_heads)
-        splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
+        splits = power_of_2_up_to(self.max_programs // (num_rows * self.num_heads))
         return min(MAX_SPLITS, max(1, splits))
 
     def __call__(

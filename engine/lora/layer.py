@@ -54,5 +54,6 @@ class LoRALinear(Module):
         for i, factors in enumerate(parts):
             r = len(factors.A)
             ranks = slice(i * self.max_rank, i * self.max_rank + r)
+            outputs = slice(None) if factors.rows is None else factors.rows
             self.down[slot][:, ranks] = factors.A.T
-            self.up[slot][ranks, factors.rows or slice(None)] = scale * factors.B.T
+            self.up[slot][ranks, outputs] = scale * factors.B.T

@@ -18,7 +18,9 @@ SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # all files but the weights: setti
 
 
 class CheckpointError(Exception):
-    """A file of a checkpoint is missing, damaged, or not what the model needs. The message names the file."""
+    """A file of a checkpoint is missing, damaged, or not what the model needs. The message says which file,
+    setting or tensor.
+    """
 
 
 def embedded_models() -> list[str]:

@@ -82,22 +82,23 @@ def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str)
     COLWISE, ROWWISE (both for an nn.Linear) and WHOLE, and for an nn.Linear without an entry. The message
     begins with `subject`.
     """
-    modules = dict(body.named_modules())
-    linears = {name for name, module in modules.items() if type(module) is nn.Linear}
+    named = {**dict(body.named_modules()), **dict(body.named_parameters())}
+    linears = {name for name, item in named.items() if type(item) is nn.Linear}
     for name in [*plan, *sorted(linears - plan.keys())]:
         entry = plan.get(name)
-        if entry == WHOLE or (name in linears and entry in (COLWISE, ROWWISE)):
+        is_cut = name in linears and entry in (COLWISE, ROWWISE)
+        if is_cut or entry == WHOLE:
             continue
         says = f"has {entry!r} for" if entry else "says nothing of"
-        kind = ""
-        if name not in linears:  # a module of another type, or a parameter
-            kind = f" ({type(modules.get(name, nn.Parameter())).__name__})"
+        kind = "" if name in linears else f" ({type(named[name]).__name__})"
         supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
         raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
 
 
 def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """The library's model, or one of `size` ranks' parts of it, without values in its weights."""
+    """The library's model, or one of `size` ranks' parts of it, without values in its weights. Raises
+    CheckpointError as `build` and `keep_part` do.
+    """
     if size == 1:
         return build(hf_config, device, dtype)
     # The device need not hold the whole model. On the host, memory that nobody writes to is not taken.
@@ -114,15 +115,15 @@ def _empty(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
 @torch.no_grad()
 def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
     """Leave one of `size` ranks' parts of the library's model, in place: `shard` cuts the tensors of each
-    layer that is cut. Raises CheckpointError if `size` does not divide a layer. `refuse_undivided` must have
-    accepted the model.
+    layer that is cut. Raises CheckpointError if `size` does not divide a layer. The plan's entries must be
+    supported, as `refuse_undivided` checks.
     """
     body = decoder_of(causal_lm)
     for name, entry in plan_entries(causal_lm.config, body).items():
         if entry not in (COLWISE, ROWWISE):
             continue
         linear = body.get_submodule(name)
-        assert isinstance(linear, nn.Linear)  # `refuse_undivided` has seen to it
+        assert isinstance(linear, nn.Linear)  # only these are cut
         width = linear.out_features if entry == COLWISE else linear.in_features
         if width % size:
             raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")

@@ -42,7 +42,7 @@ def windows_of(layer_types: Sequence[str], window: int | None, num_layers: int) 
 
 
 def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> WindowedConfig:
-    """The config with these windows[L]. A window that is as long as the longest sequence counts as None.
+    """The config with these windows[L]. A window from the longest sequence on counts as None.
 
     Raises CheckpointError for a window that is no whole number from 1 on.
     """

@@ -93,24 +93,24 @@ def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Module) -> Operand:
     computed here, once. For a vector v the layer computes W·v + c: one call with g and b gives both.
     """
     layer = _as_quantized(linear)
-    words, constants = _words(layer)
+    codes = _codes_operand(layer)
     gain_and_bias = torch.stack([norm.weight, norm.bias]).float()  # [2, K]
     weight_gain, weight_bias = layer(gain_and_bias).float()  # [N] each: W·g + c, and W·b + c
     weight_gain = weight_gain - layer.bias.float()  # [N]: W·g
     weight_bias = weight_bias.clone()  # a copy begins at a multiple of 16 bytes, also if N is odd
     interleaved_gain = norm.weight.view(-1, 8).t().contiguous()  # [8, K / 8], in the order of x (digits.py)
-    return Operand((*words, interleaved_gain, weight_gain, weight_bias), constants)
+    return Operand((*codes.tensors, interleaved_gain, weight_gain, weight_bias), codes.constants)
 
 
 def _linear_operand(linear: nn.Module, interleaved: bool) -> Operand:
     """A linear layer, for `product_add`. `interleaved`: whether the layer's input is (digits.py)."""
     layer = _as_quantized(linear)
-    words, constants = _words(layer)
-    return Operand((*words, layer.bias), constants | {"INTERLEAVED": interleaved})
+    codes = _codes_operand(layer)
+    return Operand((*codes.tensors, layer.bias), codes.constants | {"INTERLEAVED": interleaved})
 
 
-def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, int]]:
-    """-> (words, scale, low), and the kernels' constants.
+def _codes_operand(layer: QuantizedLinear) -> Operand:
+    """The first arguments of both kernels: words, scale and low, and the constants.
 
     words[N, K / 8] hold eight codes each. int8 has no `low`: the scale stands in its place, and the kernels
     do not read the second copy.
@@ -119,5 +119,5 @@ def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[
     constants = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}
     if isinstance(layer, Int4Linear):
         tensors = layer.nibbles.view(torch.int32), layer.scale, layer.low
-        return tensors, constants | {"GROUP": layer.group_size}
-    return (layer.codes.view(torch.int64), layer.scale, layer.scale), constants | {"GROUP": 0}
+        return Operand(tensors, constants | {"GROUP": layer.group_size})
+    return Operand((layer.codes.view(torch.int64), layer.scale, layer.scale), constants | {"GROUP": 0})
