@@ -86,7 +86,7 @@ class PagedCache:
         cached_blocks, num_cached = computed.blocks, computed.num_tokens
         # 2. Is there room for the rest, with the copy of a block that is not full? A cached block without a
         #    reference counts as free, too, but is taken.
-        num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
+        num_unreferenced = sum(1 for block in cached_blocks if not self.blocks.references[block])
         if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
         # 3. Share the full blocks, and copy the block that is not full.
