@@ -100,8 +100,7 @@ class PageMemory:
         2. Otherwise all new keys and values are stored by their slots (block · P + offset in the block).
            Then sequences with one new token each read pages in one call (`_decode`). On a CPU, sequences with
            up to MAX_ROW_BY_ROW new tokens do so, too: each token is a row that sees the tokens up to itself.
-           All other sequences go to the varlen kernel in one call: with the new keys only, or, if a sequence
-           had keys before, with keys that are gathered from the pages.
+           All other sequences are attended in one call (`_attend_sequences`).
         """
         if len(batch.ids) == 1 and not self._kernels_read_pages:
             return self._contiguous.attention(batch)
@@ -144,9 +143,12 @@ class PageMemory:
         return on_device(self.memory.device, rows)[0]
 
     def _attend_sequences(self, pages: Pages, num_new: np.ndarray) -> Attend:
-        """Attention of S sequences, each with several new tokens: num_new[S]."""
+        """Attention of S sequences, each with several new tokens: num_new[S]. If all of them are prompts that
+        are computed from their start, the varlen kernel gets the new keys alone. Otherwise `prefill` reads
+        the pages, or without it the varlen kernel gets keys that are gathered from them.
+        """
         query_start = (0, *np.cumsum(num_new).tolist())
-        if (num_new == pages.lens).all():  # prompts computed from their start, which see new keys only
+        if (num_new == pages.lens).all():  # they see new keys only
             spans = Spans(query_start, query_start)
             return lambda layer, q, k, v: self._kernel(q, k, v, spans)
         if self._prefill is not None:

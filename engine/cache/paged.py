@@ -68,10 +68,11 @@ class PagedCache:
         """Admit a sequence if there is room for all its known tokens: a `reserve` right after is not refused.
 
         Returns how many of the sequence's first tokens have keys and values already. These come from the swap
-        space if the sequence is there, otherwise from its parent's blocks if it has a parent in the cache,
-        otherwise from the prefix cache. A sequence whose prompt is scored needs the logits of each token, so
-        it shares nothing. Full blocks are shared. A block that is not full is copied, since the sequence will
-        write to it. Returns None, and changes nothing, if the sequence cannot be admitted now.
+        space if the sequence is there, otherwise from its parent's blocks if its parent is in the cache and
+        has given back none, otherwise from the prefix cache. A sequence whose prompt is scored needs the
+        logits of each token, so it shares nothing. Full blocks are shared. A block that is not full is
+        copied, since the sequence will write to it. Returns None, and changes nothing, if the sequence cannot
+        be admitted now.
         """
         num_needed = self.num_blocks_for(len(seq.token_ids))
         if not self.blocks.num_free:  # every admission takes a free block, so the lookup can be skipped
@@ -85,7 +86,7 @@ class PagedCache:
         cached_blocks, num_cached = computed.blocks, computed.num_tokens
         # 2. Is there room for the rest, with the copy of a block that is not full? A cached block without a
         #    reference counts as free, too, but is taken.
-        num_unreferenced = sum(not self.blocks.references[block] for block in cached_blocks)
+        num_unreferenced = sum(1 for block in cached_blocks if not self.blocks.references[block])
         if num_needed - num_cached // self.block_size + num_unreferenced > self.blocks.num_free:
             return None
         # 3. Share the full blocks, and copy the block that is not full.
@@ -164,8 +165,8 @@ class PagedCache:
         return True
 
     def commit(self, seq: CachedSequence, num_tokens: int) -> None:
-        """As in `KVCacheManager`. Full blocks join the prefix cache, and blocks before the window are given
-        back.
+        """As in `KVCacheManager`. With prefix caching, full blocks join the prefix cache. With a window,
+        blocks before it are given back.
         """
         allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
@@ -216,14 +217,14 @@ class PagedCache:
         self.blocks.free(blocks[num_blocks:])
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Free a sequence's blocks. Under `preemption_mode`, blocks with committed tokens are copied to the
-        swap space first. A sequence that wants every row is never copied: its prompt must be computed again,
-        for the logits.
+        """Free a sequence's blocks. As `preemption_mode` says, and if there is room, blocks with committed
+        tokens are copied to the swap space first. A sequence that wants every row is never copied, since its
+        prompt must be computed again for the logits, nor is one that has given back blocks.
         """
         allocation = self.allocations[seq.id]
         num_committed = allocation.num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
-        is_complete = not allocation.num_blocks_given_back  # blocks that are given back cannot be copied
+        is_complete = not allocation.num_blocks_given_back
         may_swap = self._mode != "recompute" and not seq.wants_every_row and is_complete
         if may_swap and num_committed >= min_tokens:
             blocks = allocation.table.blocks[: self.num_blocks_for(num_committed)].tolist()

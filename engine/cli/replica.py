@@ -62,7 +62,13 @@ class Replica:
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service(args, flags)
         hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-        app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs, flags.root_path)
+        app = self.service.app(
+            hosts,
+            flags.key(),
+            allow_priority=flags.allow_priority,
+            costs=self.costs,
+            root_path=flags.root_path,
+        )
         # The first route that matches answers: these two come before the app's own, which show one engine.
         # The app's middleware, such as the limits, applies to them as well.
         app.router.routes.insert(0, Route("/metrics", self.scrape))

@@ -48,7 +48,9 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             with loading(args.model):
                 service = Service(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-            app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
+            app = service.app(
+                hosts, key, allow_priority=flags.allow_priority, costs=costs, root_path=flags.root_path
+            )
             print(defaults, file=sys.stderr)
             print(f"model: {implementation(service.engine.config)}", file=sys.stderr)
             print("pages: / to chat, /dashboard for numbers, /engine to see it at work", file=sys.stderr)

@@ -135,7 +135,7 @@ class Queues:
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
         """Commit the tokens of a step that has succeeded in the cache, and set each request's `draft_ids` to
-        its entry of drafts[S].
+        its entry of drafts[S]; to [] if `drafts` is None.
 
         Called after the step's tokens are appended. Rejected drafts no longer count as computed. Requests of
         the step that do not run any more are left as they are.
@@ -163,7 +163,7 @@ class Queues:
             request.drop_placeholders()
 
     def finish(self, request: Request) -> None:
-        """Forget a request, waiting or running, and free its memory."""
+        """Forget a request, waiting or running, and free its memory. Does nothing for a finished one."""
         if request.state is State.FINISHED:
             return
         if request.state is State.WAITING:

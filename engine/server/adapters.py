@@ -180,7 +180,7 @@ def adapter_routes(thread: AdapterEngineThread, folder: Path) -> AppExtension:
                 message = f"the server's folder has no adapter {name!r}"
                 raise RequestError(404, message, param="lora_name", code="adapter_not_found")
             try:
-                await thread.load_adapter(name, source, bool(body.load_inplace))
+                await thread.load_adapter(name, source, load_inplace=bool(body.load_inplace))
             except CheckpointError as error:
                 # The client must not learn paths of this machine.
                 message = str(error).replace(str(source), name)

@@ -59,7 +59,7 @@ def create_app(
 ) -> FastAPI:
     """The server's app.
 
-    extensions: functions that add routes to the app; each is called with the app and `backend`.
+    extensions: functions that add routes or middleware; each is called with the app and `backend`.
     api_key: if given, every route needs `Authorization: Bearer <key>`, except OPEN_PATHS and `open_paths`.
     open_paths: paths of extensions that are answered without the key, and also beyond `max_requests`.
     allowed_hosts: if given, the Host header of a request must match one of these names (see `KnownHost`).

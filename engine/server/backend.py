@@ -62,7 +62,8 @@ class Backend(Protocol):
         `options` are priority, adapter and cache_salt. The call does not block the event loop: a text is
         turned into tokens in another thread.
 
-        Raises ParameterError or RequestError if the request is refused; nothing is admitted then.
+        Raises ParameterError, RequestError or NoRoomError if the request is refused. Nothing is admitted
+        then.
         """
 
     async def abort(self, request_id: str) -> None:

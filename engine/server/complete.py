@@ -36,7 +36,8 @@ async def complete(
     """Check a request, admit all its prompts to `backend`, and answer with the outputs, whole or as a stream.
 
     `read_prompts` returns the prompts. `complete` calls `read_prompts` after it has checked all other fields,
-    because reading the prompts may be slow. Raises RequestError or ParameterError if the request is refused.
+    because reading the prompts may be slow. Raises RequestError, ParameterError or NoRoomError if the request
+    is refused.
     """
     if body.model is None:
         body.model = backend.models()[0]  # the base model
@@ -90,7 +91,7 @@ async def _admit(
     the streams.
 
     `engine_id` begins the engine's id of each prompt's request; the prompt's number follows. Raises
-    RequestError or ParameterError if a prompt is refused.
+    RequestError, ParameterError or NoRoomError if a prompt is refused.
     """
     streams: list[OutputStream] = []
     async with AsyncExitStack() as admitting:  # if a prompt is refused, this closes the streams so far

@@ -8,6 +8,7 @@ however long the text is.
 import json
 import re
 from collections.abc import Collection
+from typing import Literal
 
 SPACE = " \t\n\r"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -15,6 +16,11 @@ LITERALS = ("true", "false", "null")
 MAX_WORD_CHARACTERS = 400  # of a number or literal; a float of 64 bits needs fewer
 HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 ESCAPES = frozenset('"\\/bfnrtu')
+
+# What the next character of an `ObjectScan` may be.
+Expected = Literal[
+    "object", "key", "colon", "value", "key or end", "value or end", "after", "string", "escape", "word"
+]  # fmt: skip
 
 
 class ObjectScan:
@@ -33,7 +39,7 @@ class ObjectScan:
         self.open: list[str] = []  # the brackets that are open, outermost first
         self.is_done = False  # whether the object is complete
         self.is_broken = False  # whether the text can never become an object
-        self.expects = "object"
+        self.expects: Expected = "object"
         self._is_key = False  # whether the string that is being read is a field's name
         self._num_hex_digits = 0  # how many digits of an escaped character are still to come
         self._word = ""  # the number or literal that is being read

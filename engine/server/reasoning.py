@@ -5,6 +5,8 @@ Promises that no text is lost: thoughts and the rest together are the answer's t
 and the spaces before the first. The rest is passed on to another parser, which finds the calls in it.
 """
 
+from typing import Literal
+
 from engine.server.answer_pieces import Parser, Piece, num_held_back
 
 START, END = "<think>", "</think>"
@@ -20,7 +22,7 @@ class ThinkParser:
     def __init__(self, inner: Parser, is_thinking: bool = False) -> None:
         """`inner` reads the text behind the thoughts. `is_thinking`: the prompt has begun thoughts."""
         self.inner = inner
-        self.state = "thinking" if is_thinking else "before"  # before, thinking and after, in this order
+        self.state: Literal["before", "thinking", "after"] = "thinking" if is_thinking else "before"
         self._held_back = ""  # text that may be the beginning of a mark
 
     def feed(self, text: str) -> list[Piece]:

@@ -107,7 +107,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         previous: CompletionOutput | None,
     ) -> dict:
         """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
-        lists = _LogprobLists(self.tokenizer, num_likeliest, bool(body.return_tokens_as_token_ids))
+        lists = _LogprobLists(self.tokenizer, num_likeliest, as_ids=bool(body.return_tokens_as_token_ids))
         prompt_text = self._prompt_text(body, output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)

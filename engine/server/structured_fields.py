@@ -97,7 +97,7 @@ def structure_of(
 
 def structure_of_rest(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
     """What the rest of a message must fit, so that all of it fits `structure`. `message` is its beginning.
-    Raises RequestError if that is too long.
+    Raises RequestError if that is too long or has a lone surrogate.
     """
     try:
         return structure.continuing(message)

@@ -146,7 +146,8 @@ def token_ids(
     chat_extension: ChatExtension | None = None,
 ) -> list[int]:
     """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
-    for a text that is not valid Unicode, and for a conversation that the template refuses.
+    for a text that is not valid Unicode, for a conversation without a template or one that the template
+    refuses, and for turns of tools that are refused.
     """
     if body.prompt is not None and body.messages is None:
         return _text_ids(body, body.prompt, tokenizer)
@@ -161,7 +162,7 @@ def _text_ids(body: TokenizeRequest, text: str, tokenizer: Tokenizer) -> list[in
         message = "add_generation_prompt is for messages; prompt has none"
         raise RequestError(400, message, param="add_generation_prompt")
     try:
-        return tokenizer.encode(text, body.add_special_tokens is not False)
+        return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     except ValueError as error:
         raise RequestError(400, f"prompt: {error}", param="prompt") from None
 
@@ -188,9 +189,14 @@ def _conversation_ids(
     # `chat_prompt` refuses a conversation that is longer than the config allows. This route counts tokens of
     # longer ones, too: a body has at most MAX_BODY_BYTES, and a token of its texts stands for one or more.
     without_bound = replace(config, max_positions=MAX_BODY_BYTES)
-    add_generation_prompt = body.add_generation_prompt is not False
     try:
-        _, ids = chat_prompt(template_messages, template, tokenizer, without_bound, add_generation_prompt)
+        _, ids = chat_prompt(
+            template_messages,
+            template,
+            tokenizer,
+            without_bound,
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
     except ValueError as error:  # the template refuses the conversation, or a text is not valid Unicode
         raise RequestError(400, f"messages: {error}", param="messages") from None
     return ids

@@ -73,7 +73,9 @@ class Tally:
     accepted: int = 0  # tokens
 
     def add(self, proposed: int, accepted: int) -> None:
-        """Count a draft of `proposed` tokens, of which the first `accepted` were accepted."""
+        """Count a draft of `proposed` tokens, of which the first `accepted` were accepted. 0 proposed tokens
+        are no draft, and change nothing.
+        """
         if proposed:
             self.drafts += 1
         self.proposed += proposed
@@ -83,7 +85,9 @@ class Tally:
 
 
 class Speculation:
-    """A `Capability` of the engine. The runner's `select` must be a `RejectionSampler`."""
+    """A `Capability` of the engine. Methods without a docstring are as there. The runner's `select` must be
+    a `RejectionSampler`.
+    """
 
     def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: DraftLengths) -> None:
         self.proposer, self.scheduler, self.lengths = proposer, scheduler, lengths

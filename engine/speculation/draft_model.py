@@ -161,8 +161,8 @@ class DraftModel:
             token_ids += sequence.new
             positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
-        counts = tuple(int(sequence.lacks_draft) for sequence in sequences)
-        choosing = [s for s, count in enumerate(counts) if count]
+        counts = tuple(1 if sequence.lacks_draft else 0 for sequence in sequences)
+        choosing = [s for s, sequence in enumerate(sequences) if sequence.lacks_draft]
         return Batch(
             ids=ids,
             token_ids=tuple(token_ids),

@@ -55,7 +55,9 @@ class DraftLengths:
         self._plain_tokens += sequences
 
     def observe(self, request_id: str, proposed: int, accepted: int) -> None:
-        """Note that of a request's `proposed` drafts in one step, the first `accepted` were accepted."""
+        """Note that of a request's `proposed` drafts in one step, the first `accepted` were accepted. Without
+        drafts, the step was a plain one for this request.
+        """
         if not proposed:
             self._plain_tokens += 1
         rate = self._rates.get(request_id, self._mean_rate)

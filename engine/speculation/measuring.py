@@ -132,7 +132,9 @@ def _lowered(table: np.ndarray, axis: int) -> np.ndarray:
 
 
 class _Trial:
-    """Dummy requests that decode in `engine`."""
+    """Dummy requests that decode in `engine`. They change `speculation`: its proposer, and its `lengths` with
+    each kind of step.
+    """
 
     def __init__(self, engine: TrialEngine, speculation: Speculation) -> None:
         speculation.proposer = FullProposer(speculation.proposer)

@@ -33,7 +33,7 @@ class Sizes:
 
     max_num_seqs: int  # sequences in a step
     max_num_batched_tokens: int  # tokens in a step
-    max_model_len: int  # tokens in a sequence, prompt and output together; 0 until the model is loaded
+    max_model_len: int  # tokens in a sequence, prompt and output; 0: not set, and the model is not loaded yet
 
 
 def kv_cache_bytes(
@@ -44,7 +44,8 @@ def kv_cache_bytes(
     num_processes: int = 1,
 ) -> int:
     """The number of bytes to take for the keys and values of all `configs`, on `parameter`'s device and in
-    its dtype: `kv_cache_memory_bytes` if that option is set, otherwise a share of the device's memory.
+    its dtype: `kv_cache_memory_bytes` if that option is set, otherwise a share of the device's memory; on a
+    CPU, no more than the sequences of a step can fill.
 
     `num_processes` of this engine divide the share of a CPU's memory (Extension A). Raises ValueError if
     `kv_cache_memory_bytes` is more than the device has.
@@ -76,8 +77,8 @@ def make_memory(
     """Allocate the keys and values of the model of `config`, on `parameter`'s device and in its dtype.
 
     `configs` lists every model that shares the bytes, this one included: all of them get the same number of
-    blocks or slots. Raises ValueError if one sequence of `max_model_len` tokens does not fit, or if the
-    allocation fails.
+    blocks or slots. Raises ValueError if one sequence of `max_model_len` tokens does not fit, for a
+    `swap_space` or an `attention` that this machine does not have, or if the allocation runs out of memory.
     """
     block_size, max_model_len = _block_size(args), sizes.max_model_len
     token_bytes = _token_bytes(configs, parameter)

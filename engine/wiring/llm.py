@@ -112,7 +112,7 @@ class LLM:
         `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
         `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
         `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
-        message; what the output must fit (`structured_outputs`), all of that message must fit. `tools` are
+        message; a constraint on the output (`structured_outputs`) holds for all of that message. `tools` are
         JSON objects as in OpenAI's chat API, for a template that tells of tools; they come with Extension B.
         The other arguments are those of `generate`.
 

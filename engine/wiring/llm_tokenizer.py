@@ -62,8 +62,8 @@ class ChatTokenizer:
 
         The ids are those of `LLM.chat`: a message that spells a special token does not become one.
         `variables` are the template's, such as Qwen3's `enable_thinking`. Raises ParameterError if this is
-        no conversation, if there is no template or if it refuses the conversation, and CheckpointError if the
-        template cannot be read.
+        no conversation, if there is no template or if it refuses the conversation, and for ids as
+        `chat_prompt` does; CheckpointError if the template cannot be read.
         """
         (conversation,) = read_conversations([conversation])
         template = chat_template_of(self.name, chat_template)
@@ -75,8 +75,8 @@ class ChatTokenizer:
                 template,
                 self.tokenizer,
                 self.config,
-                add_generation_prompt,
-                continue_final_message,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 variables=variables,
             )
         except ChatError as error:

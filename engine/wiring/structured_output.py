@@ -18,4 +18,6 @@ def contribution(devices: Devices) -> Contribution:
     config = StructuredOutputsConfig.from_dict(devices.args.structured_outputs_config or {})
     eos_ids = with_eos_tokens(devices.config, devices.args).eos_token_ids
     structured = StructuredOutput(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
-    return Contribution(structured, structured, frozenset({"structured_outputs"}))
+    return Contribution(
+        capability=structured, preparation=structured, supports=frozenset({"structured_outputs"})
+    )
