@@ -164,3 +164,16 @@ def test_weights_are_downloaded_only_where_they_are_asked_for(monkeypatch, tmp_p
     asked.clear()
     resolve("somebody/model", weights=True)
     assert asked == [SMALL_FILES, ["*.safetensors"]], "one kind is enough"
+
+
+def test_a_model_in_gguf_is_refused_by_its_files_name_unless_config_json_is_there_too(tmp_path):
+    files = [tmp_path / name for name in ("a-Q4.gguf", "b-Q8.gguf")]
+    for file in files:
+        file.touch()
+    for name in (files[1], str(files[1]).upper(), "somebody/model.gguf"):
+        with pytest.raises(CheckpointError, match=r"(?i)\.gguf: the format GGUF is not read; take"):
+            resolve(name)
+    with pytest.raises(CheckpointError, match=r"a-Q4\.gguf: the format GGUF is not read; take"):
+        resolve(tmp_path)
+    (tmp_path / "config.json").touch()
+    assert resolve(tmp_path) == tmp_path, "what is there as GGUF may be there as safetensors, too"

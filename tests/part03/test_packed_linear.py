@@ -295,3 +295,13 @@ def test_a_measurement_ends_when_it_has_taken_long_enough(monkeypatch, seconds, 
     layer = Layer(8, 8)
     assert packed_linear._seconds_per_layer([layer], [layer], rows=1) == [pytest.approx(seconds)]
     assert len(clock) - 1 == num_passes
+
+
+@needs_mkldnn
+@pytest.mark.parametrize(("rows", "forms"), [(1, [Transposed]), (2, [Transposed] + [Blocked] * 7)])
+def test_two_rows_are_enough_for_a_second_form(monkeypatch, rows, forms):
+    pace = {Transposed: lambda rows: rows**2, Blocked: lambda rows: 2}
+    timed(monkeypatch, lambda form, rows: pace.get(form, lambda rows: 1e9)(rows))
+    (layer,) = pack_linears(nn.Sequential(linear(8, 8, half=False)), rows)
+    got = [type(form) for form in (layer.by_size if isinstance(layer, ByRows) else [layer])]
+    assert got == forms, "a single row has one form, two rows have a second form that is faster for one"

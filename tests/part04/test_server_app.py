@@ -342,3 +342,25 @@ def test_a_route_can_ask_whether_the_engine_has_ended_and_has_a_model():
     with pytest.raises(RequestError, match="has ended") as down:
         refuse_if_down(backend)
     assert (down.value.status, down.value.code) == (503, "engine_down"), "503: another server may be up"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_the_answer_to_a_head_ends_once_where_its_body_would_begin(method):
+    """A stream, which goes on for as long as it likes, ends there, too. GET has what the route sends."""
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    pieces = [
+        {"type": "http.response.body", "body": body, "more_body": more}
+        for body, more in ((b"a", True), (b"b", True), (b"", False))
+    ]
+    sent = []
+
+    async def app(scope, receive, send):
+        for message in (start, *pieces):
+            await send(dict(message))
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Head(app)({"type": "http", "method": method}, None, send))
+    body = [{"type": "http.response.body", "body": b"", "more_body": False}] if method == "HEAD" else pieces
+    assert sent == [start, *body], "to HEAD: the status and the headers, and one end without a body"

@@ -4,6 +4,8 @@
 subtract. Bans come last. Only the tokens that a row's knobs name change, in that row alone.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -202,3 +204,34 @@ def test_drafts_count_as_if_they_stood_in_the_output_and_are_forgotten(knobs, dr
         f"{drafts} count with the output {output}, as they will if they are accepted"
     )
     assert factors(changes, output) == afresh(output), "the next call knows nothing of the drafts"
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"logit_bias": {0: 1, 2: -3}},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.25},
+        {"repetition_penalty": 2.0},
+        {"min_tokens": 3},
+        {"allowed_token_ids": [1, 2]},
+    ],
+)
+def test_a_record_of_a_row_says_what_the_row_said_when_it_was_made(knobs):
+    """`Draw` is what another process chooses by: it has no list that grows."""
+    params, output = SamplingParams(**knobs), [1, 2]
+    mask = allowed_mask(params.allowed_token_ids)
+    row = SamplingState(params, [0], output, 0, [3], bad_words=Words(2, 0), mask=mask)
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    record, want = row.draw(), adjust(logits, [row]).tolist()
+    for token in (1, 1, 3):
+        output.append(token)
+        row.changes()
+    assert adjust(logits, [record], [2]).tolist() == want, f"{knobs}: tokens that came later do not count"
+
+
+def test_a_record_without_changes_changes_no_logit():
+    record = SamplingState(SamplingParams(logit_bias={0: 1}), [0], [], 0).draw()
+    logits = torch.tensor([[1.0, 2.0]])
+    bare = replace(record, tokens=None, factors=None)
+    assert adjust(logits, [bare], [0]).tolist() == logits.tolist(), "it has no tokens, and so no factors"

@@ -224,3 +224,43 @@ def test_no_step_is_foreseen_behind_the_last_token_that_an_output_may_have():
         assert request.num_output_placeholders == expected, (
             "tokens on their way count with those that are there: the last of all gets no placeholder"
         )
+
+
+class Slots:
+    """One slot for adapters (Part 18), which running requests keep in use."""
+
+    def __init__(self):
+        self.slot_of = {"here": 0}
+
+    def assign(self, key, running):
+        return key in self.slot_of
+
+
+@pytest.mark.parametrize(
+    ("adapter", "rank", "admitted"),
+    [("here", 0.0, "b"), ("here", 0.999, "b"), ("here", 1.0, None), ("here", 1.5, None),
+     ("away", 0.0, None), ("other", 0.0, None), (None, 0.0, "b"), (None, 7.0, "b")],
+)  # fmt: skip
+def test_who_waits_for_a_slot_is_overtaken_for_a_while_only_by_those_who_keep_the_slot(
+    adapter, rank, admitted
+):
+    fifo = FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4), adapter_slots=Slots())
+    for name, key, place in (("a", "away", 0.0), ("b", adapter, rank)):
+        request = make_request(name, prompt=2, output=2)
+        request.adapter, request.rank = key, (place, ord(name))
+        fifo._enqueue(request)
+    request = fifo.admit_next()
+    assert (request and request.id) == admitted, (
+        f"a waits for a slot; b, whose rank is {rank:g} behind and adapter {adapter}, may "
+        f"{'' if admitted else 'not '}go first"
+    )
+    assert [request.id for request in fifo.running] == ([admitted] if admitted else [])
+
+
+def test_who_has_a_slot_goes_first_if_it_is_first():
+    fifo = FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4), adapter_slots=Slots())
+    for name in "ab":
+        request = make_request(name, prompt=2, output=2)
+        request.adapter = "here"
+        fifo.add(request)
+    assert fifo.admit_next().id == "a", "its adapter has a slot: nobody overtakes it"
