@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from contextlib import suppress
 from itertools import pairwise
 from random import Random
 
@@ -12,6 +13,7 @@ import pytest
 from benchmarks import load
 from engine.load.client import Endpoint
 from engine.load.plan import endless_jobs, jobs_of_trace, poisson_jobs
+from engine.load.run import http_client
 from engine.server.app import create_app
 from tests.part04.serving import ScriptedBackend, serve
 from tests.part15.instant import Script, run, words
@@ -196,3 +198,24 @@ def test_a_context_without_room_for_a_request_is_refused(tmp_path):
     assert {job.max_tokens for job in jobs_of_trace(file, 3, math.inf, Random(0)).jobs} == {1}
     with pytest.raises(ValueError, match="context=2: at least 3"):
         jobs_of_trace(file, 2, 60, Random(0))
+
+
+def test_each_request_has_a_connection_of_its_own():
+    connections = []
+
+    async def answer(reader, writer):
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    async def go():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with http_client(f"http://127.0.0.1:{port}") as http:
+                for _ in range(3):
+                    await http.get("models")
+
+    asyncio.run(go())
+    assert len(connections) == 3, "a connection that was kept may be closed by the server as it is used again"

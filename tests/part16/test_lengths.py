@@ -229,3 +229,15 @@ def test_a_table_that_is_given_decides_alike_every_time():
     table = StepTimes((1, 4), (0, MOST), ((1.0, 1.9), (1.2, 3.0)), 0.01)
     once, again = (speed(SOME, 4, DraftLengths(MOST, table)) for _ in range(2))
     assert once == again, "it reads no clock"
+
+
+def test_a_try_is_due_as_soon_as_its_share_is_as_long_as_it_costs(monkeypatch):
+    monkeypatch.setattr(module, "TRY_SHARE", 0.25)  # these numbers have no rounding
+    lengths = DraftLengths(1, StepTimes((1,), (0, 1), ((1.0, 2.0),)))
+    lengths.observe("a", 1, 0)
+    lengths.observe_proposals(0)
+    chosen = []
+    for _ in range(5):
+        chosen += lengths.choose(["a"], [1])
+        lengths.observe("a", 0, 0)
+    assert chosen == [0, 0, 0, 0, 1], "a quarter of four plain seconds pays for a second more"

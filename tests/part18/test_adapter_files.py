@@ -8,12 +8,14 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import regex
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.lora import config as module
 from engine.lora.adapter import read_adapter, targets_of
 from engine.lora.config import AdapterConfig, read_config
 from engine.lora.request import LoRARequest
@@ -393,3 +395,17 @@ def test_the_longest_expression_is_accepted(folder, config):
 def test_the_largest_lora_alpha_there_is_is_finite(folder, sign):
     largest = sign * sys.float_info.max
     assert read_config(edited(folder, lora_alpha=largest)).lora_alpha == largest
+
+
+def test_all_names_together_have_the_time_of_an_expression(monkeypatch):
+    seconds = iter([10.0, 10.5, 11.5, 13.0])  # when matching begins, and before each name
+    given = []
+
+    def fullmatch(name, timeout, concurrent):
+        given.append(timeout)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    expression = SimpleNamespace(fullmatch=fullmatch)
+    monkeypatch.setattr(module, "regex", SimpleNamespace(compile=lambda text: expression))
+    assert AdapterConfig(4, 4, False, ".*").select(["a", "b", "c"]) == set()
+    assert given == [1.5, 0.5, 0.001], "2 seconds, less what has passed; 0 would be no limit"

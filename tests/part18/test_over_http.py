@@ -14,6 +14,7 @@ from engine.core.engine_thread import EngineError
 from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import NotFoundError, SamplingParams
 from engine.lora.adapter import read_adapter
+from engine.lora.manager import AdapterError
 from engine.server.adapters import AdapterEngineThread, adapter_routes, named_folders
 from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
@@ -398,3 +399,16 @@ def test_an_engine_that_ends_meanwhile_is_no_failure_of_ours(serving, monkeypatc
     monkeypatch.setattr(backend, "health", lambda: True)  # it was, when somebody looked
     for route in (LOAD, UNLOAD):
         refused(client.post(route, json={"lora_name": "poetry"}), 503, "engine_down", "not running")
+
+
+def test_a_loaded_adapter_is_replaced_only_where_that_is_asked_for(base, adapters):
+    engine, manager = composed(base, max_loras=1)
+    backend = AdapterEngineThread(engine, "base", manager)
+
+    async def run():
+        async with backend:
+            await backend.load_adapter("style", adapters["poetry"])
+            with pytest.raises(AdapterError, match="style"):
+                await backend.load_adapter("style", adapters["business"])
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))

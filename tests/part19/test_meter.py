@@ -293,3 +293,15 @@ def test_a_step_has_the_time_up_to_its_own_end(played):
     played.step(0, 2, {one: 10}, told_at=3)
     assert paid(one) == {"input": 2}, "a step's time ends with the step (record.end), not when it is told"
     assert played.seconds(3) == {"input": 2, "under_way": 1}
+
+
+def test_a_single_rejected_draft_is_paid_for_as_output_and_was_not_reached(played):
+    """Part 16: a step computes two tokens and one of them stands, beside a request without drafts."""
+    one, other = Asked("a"), Asked("b")
+    played.arrive(0, one, other)
+    played.step(0, 20, {one: 10, other: 10})
+    played.step(20, 23, {one: 2, other: 1})
+    one.computed = 11
+    played.step(23, 26, {one: 2, other: 1})
+    assert paid(one) == {"input": 10, "output": 4}, "two of three tokens are its own, none again"
+    assert paid(other) == {"input": 10, "output": 2}
