@@ -1,10 +1,14 @@
 """What the tests that start ranks ask for first."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from engine.parallel.orders import step_from
 from tests.part03.linears import packing_asks_no_stopwatch  # noqa: F401
+from tests.partA.forked import forking
+from tests.system.ready import Popen
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +17,10 @@ def orders_are_read() -> None:
     as a rank that is lost.
     """
     step_from(np.array([1, 1, 1, 1, 0] + [0] * 11))
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks that this process starts, and not those of a server that it starts."""
+    with forking(Popen):
+        yield

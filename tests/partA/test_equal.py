@@ -96,7 +96,7 @@ def adapter(model: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=Case.names)
-def pair(request, tmp_path_factory, orders_are_read) -> Iterator[Pair]:
+def pair(request, tmp_path_factory, orders_are_read, forked_ranks) -> Iterator[Pair]:
     """The engines of one case, with as many blocks of 16 tokens: a rank's blocks take half the bytes."""
     case: Case = request.param
     folder = checkpoint(case.family, tmp_path_factory.mktemp("model"))

@@ -25,7 +25,7 @@ from tests.system.ready import Popen
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 LONG = {"model": "storyteller", "prompt": "Once", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
-pytestmark = pytest.mark.usefixtures("orders_are_read")
+pytestmark = pytest.mark.usefixtures("orders_are_read", "forked_ranks")
 DEADLINE = 240  # seconds after which what we wait for will never come: not a promise about speed
 TWO = {"device": "cpu", "tensor_parallel_size": 2, "max_model_len": 256}
 
@@ -35,6 +35,11 @@ def workers_of(pid: int) -> list[int]:
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     return [int(row[0]) for row in rows if int(row[1]) == pid and "engine.wiring.rank" in row[2]]
+
+
+def rank_1(engine) -> int:
+    """The process of this engine's rank 1, which has been forked."""
+    return engine.executor.workers.workers[0].process.pid
 
 
 def is_running(pid: int) -> bool:
@@ -85,7 +90,7 @@ def test_a_rank_that_is_killed_ends_every_call_in_words():
     llm = LLM("storyteller", **TWO)
     stream = llm.stream("Once", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
     next(stream)
-    (worker,) = workers_of(os.getpid())
+    worker = rank_1(llm.engine)
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(RankLost, match=rf"rank 1 \(process {worker}\) has ended: signal 9"):
         list(stream)
@@ -97,7 +102,7 @@ def test_a_rank_that_is_killed_ends_every_call_in_words():
 def test_what_fails_on_rank_0_after_the_others_were_told_ends_the_engine(monkeypatch):
     """Out of memory, say. The other ranks wait for its sums: no request can be spared."""
     llm = LLM("storyteller", **TWO)
-    (worker,) = workers_of(os.getpid())
+    worker = rank_1(llm.engine)
 
     def fail(logits, batch):
         raise MemoryError("no memory for the logits")
@@ -177,7 +182,7 @@ def test_health_says_it_with_the_news():
     service.engine.on_lost.append(lambda error: told.set())  # the engine's thread is told before
     service.engine_thread.start()
     assert status()[0] == 200
-    (worker,) = workers_of(os.getpid())
+    worker = rank_1(service.engine)
     os.kill(worker, signal.SIGKILL)
     assert told.wait(DEADLINE), "the engine is not told of the end of a rank"
     code, text = status()

@@ -49,7 +49,7 @@ def checkpoint(family: str, folder):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_of_one_device(case, tmp_path, orders_are_read):
+def test_tokens_of_one_device(case, tmp_path, orders_are_read, forked_ranks):
     """Greedy; and seeded, with scores of the prompt, which no graph computes: the other rank is told so."""
     family, options = CASES[case]
     folder, seen, used = checkpoint(family, tmp_path), [], set()

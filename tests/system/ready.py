@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from fcntl import F_DUPFD, fcntl
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -37,17 +38,18 @@ LOCK = threading.Lock()
 
 class Popen(subprocess.Popen):
     """`python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`. It finds `libraries` imported, as with
-    `settings` in the environment. `start_new_session`: it leads a group of its own, which signals reach.
+    `settings` in the environment. With -P before, modules come from PYTHONPATH and not from its folder.
+    `start_new_session`: it leads a group of its own, which signals reach. `pass_fds` keep their numbers.
     """
 
     libraries, settings = LIBRARIES, FIXED
 
     def __init__(
         self, command, cwd=ROOT, env=None, stdin=None, stdout=None, stderr=None, text=None, encoding=None,
-        start_new_session=False,
+        start_new_session=False, pass_fds=(),
     ) -> None:  # fmt: skip
         self._job = {"command": command[1:], "cwd": str(cwd), "env": dict(env or os.environ) | FIXED}
-        self._job["leads"] = start_new_session
+        self._job |= {"leads": start_new_session, "passed": list(pass_fds)}
         super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr, text=text, encoding=encoding)
 
     def _execute_child(self, *arguments) -> None:
@@ -55,18 +57,24 @@ class Popen(subprocess.Popen):
         own = [fd if fd != -1 else number for number, fd in enumerate((handles[0], handles[3], handles[5]))]
         self._told, tells = os.pipe()
         with LOCK:
-            socket.send_fds(_forks(type(self)), [json.dumps(self._job).encode()], [*own, tells])
+            handed = [*own, tells, *self._job["passed"]]
+            socket.send_fds(_forks(type(self)), [json.dumps(self._job).encode()], handed)
         os.close(tells)
         self._close_pipe_fds(*handles)
         self.pid = self._read()
         self._child_created = True
 
     def _wait(self, timeout: float | None) -> int:
-        if self.returncode is None:
-            if not select([self._told], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            self._handle_exitstatus(self._read())
-            os.close(self._told)
+        if not self._waitpid_lock.acquire(timeout=-1 if timeout is None else max(0, timeout)):
+            raise subprocess.TimeoutExpired(self.args, timeout)  # another thread waits
+        try:
+            if self.returncode is None:
+                if not select([self._told], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                self._handle_exitstatus(self._read())
+                os.close(self._told)
+        finally:
+            self._waitpid_lock.release()
         return self.returncode
 
     def _internal_poll(self, _deadstate=None) -> int | None:
@@ -117,7 +125,7 @@ def _serve(asks: socket.socket, libraries: list[str]) -> dict | None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child of this one is waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for pytest, which then closes the socket
     while True:
-        job, files, _, _ = socket.recv_fds(asks, 2**20, 4)
+        job, files, _, _ = socket.recv_fds(asks, 2**20, 8)
         if not job:
             return None
         if os.fork() == 0:
@@ -126,14 +134,17 @@ def _serve(asks: socket.socket, libraries: list[str]) -> dict | None:
             job = json.loads(job)
             if (child := os.fork()) == 0:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                for number, fd in enumerate(files[:3]):
-                    os.dup2(fd, number)
+                numbers = [0, 1, 2, *job["passed"]]
+                copies = [fcntl(fd, F_DUPFD, max(numbers) + 1) for fd in files[:3] + files[4:]]
                 for fd in files:
+                    os.close(fd)
+                for number, fd in zip(numbers, copies, strict=True):
+                    os.dup2(fd, number)
                     os.close(fd)
                 if job["leads"]:
                     os.setpgid(0, 0)
                 return job
-            for fd in files[:3]:
+            for fd in files[:3] + files[4:]:
                 os.close(fd)
             if job["leads"]:
                 with suppress(PermissionError, ProcessLookupError):  # the child was quicker
@@ -160,8 +171,12 @@ def _become(job: dict) -> None:
         )  # fmt: skip
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    if job["command"][0] == "-P":
+        sys.path[:1] = job["env"].get("PYTHONPATH", "").split(os.pathsep)
+        del job["command"][0]
+    else:
+        sys.path[0] = job["cwd"]
     kind, what, *arguments = job["command"]
-    sys.path[0] = job["cwd"]
     sys.argv = ["-c", *arguments]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
