@@ -4,7 +4,6 @@ read. Part 6.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from engine.cache.manager import KVCacheManager
@@ -50,8 +49,10 @@ def make_batch(
     columns = _Columns(len(work))
     token_ids, positions, context_lens = columns.token_ids, columns.positions, columns.context_lens
     chosen, draws, draw_positions = columns.chosen, columns.draws, columns.draw_positions
-    query_start = (0, *accumulate([n for _, n in work]))  # [S+1]
-    for (request, n), offset in zip(work, query_start):
+    query_start = [0]  # [S+1]
+    for request, n in work:
+        offset = query_start[-1]
+        query_start.append(offset + n)
         start = request.num_computed_tokens
         end = start + n
         if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; else as `add` does
@@ -73,7 +74,7 @@ def make_batch(
         ids=ids,
         token_ids=tuple(token_ids),
         positions=tuple(positions),
-        query_start=query_start,
+        query_start=tuple(query_start),
         context_lens=tuple(context_lens),
         tables=tables,
         slots=slots,
