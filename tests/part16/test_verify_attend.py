@@ -92,3 +92,9 @@ def test_a_part_that_begins_where_the_old_tokens_end_has_none_and_counts_for_non
     made = Pass([(old, 1)], programs=32)
     assert made.attend.num_splits(1) > old // TOKENS, "there are more programs than parts with tokens"
     made.check()
+
+
+def test_two_programs_join_what_each_has_read():
+    made = Pass([(3 * TOKENS, 2)], programs=32)
+    assert made.attend.num_splits(2) == 2, "the fewest that have something to join"
+    made.check()
