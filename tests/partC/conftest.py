@@ -1,4 +1,4 @@
-"""Engines that are made without measuring, and ranks that fork from a process that has Hugging Face's code."""
+"""Engines that are made without measuring, and ranks that fork from a process with Hugging Face's code."""
 
 from collections.abc import Iterator
 
