@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from engine.parallel import launch
 from engine.parallel.orders import step_from
 from tests.part03.linears import packing_asks_no_stopwatch  # noqa: F401
-from tests.partA.forked import forking
-from tests.system.ready import Popen
+from tests.system.ready import forking
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +21,6 @@ def orders_are_read() -> None:
 
 @pytest.fixture(scope="module")
 def forked_ranks() -> Iterator[None]:
-    """Ranks that this process starts, and not those of a server that it starts."""
-    with forking(Popen):
+    """The ranks that this process starts, and not those of a server, need not import torch for seconds."""
+    with forking(launch):
         yield

@@ -103,7 +103,7 @@ def test_an_engines_options_change_no_answer(tmp_path, options):
     assert len(pair.llm.generate(PROMPTS)) == len(before), "the engine serves requests afterwards"
 
 
-def test_two_ranks_find_the_same(tmp_path):
+def test_two_ranks_find_the_same(tmp_path, forked):
     params = BeamSearchParams(3, 8)
     pair = random_pair("llama", tmp_path, tensor_parallel_size=2)
     try:

@@ -32,7 +32,7 @@ COMPACT = ["--structured-outputs-config", '{"disable_any_whitespace": true}']
 
 
 @pytest.fixture(scope="module")
-def base_url(tmp_path_factory):
+def base_url(tmp_path_factory, forked):
     log = tmp_path_factory.mktemp("clients") / "server.log"
     with served(log, "--model", "storyteller", *FLAGS, *COMPACT) as (url, _):
         yield f"{url}/v1"

@@ -93,7 +93,7 @@ def tokens(llm: LLM) -> list[list[list[int]]]:
     return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
 
-def test_two_ranks_choose_by_the_same_masks():
+def test_two_ranks_choose_by_the_same_masks(forked):
     """Rank 0 alone chooses, and the others need no mask."""
     wanted = tokens(LLM("storyteller", device="cpu", dtype="float32"))
     two = LLM("storyteller", device="cpu", dtype="float32", tensor_parallel_size=2)

@@ -24,7 +24,7 @@ CHOICES = (None, "auto", "none", "required", NAMED, {"type": "function", "functi
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
+def url(tmp_path_factory, forked):
     log = tmp_path_factory.mktemp("tools") / "server.log"
     with served(log, "--model", "storyteller-draft", *FLAGS) as (url, _):
         yield url
@@ -79,7 +79,7 @@ def test_odd_tools_are_answered_or_refused_in_the_one_shape(url):
     assert statuses.count(400) > len(SCHEMAS)
 
 
-def test_a_parser_that_is_none_is_refused_before_a_model_is_loaded(tmp_path):
+def test_a_parser_that_is_none_is_refused_before_a_model_is_loaded(tmp_path, forked):
     for flags, words in (
         (
             ["--tool-call-parser", "mistral"],

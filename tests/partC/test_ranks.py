@@ -158,7 +158,7 @@ def test_noise_in_a_parts_shape_needs_no_whole_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", STARTED)
-def test_two_processes_give_one_devices_tokens_and_hugging_faces(name, tmp_path, forked_ranks):
+def test_two_processes_give_one_devices_tokens_and_hugging_faces(name, tmp_path, forked):
     """Greedy, three requests at once, prompts in chunks; then again, from the prefix cache."""
     theirs = make(name, tmp_path)
     theirs.set_attn_implementation("eager")

@@ -19,7 +19,7 @@ def granite(tmp_path_factory):
     return folder
 
 
-def test_completions_streams_and_models_over_http(granite, tmp_path):
+def test_completions_streams_and_models_over_http(granite, tmp_path, forked):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     llm = LLM(granite, device="cpu", max_num_seqs=4, kv_cache_memory_bytes=2**22)
     wanted = llm.generate([ASK["prompt"]], params, use_tqdm=False)[0].outputs[0].text

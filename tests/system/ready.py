@@ -18,13 +18,14 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fcntl import F_DUPFD, fcntl
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from select import select
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 LIBRARIES = (
     "fastapi", "httpx", "jinja2", "prometheus_client", "regex", "rich.progress", "safetensors.torch", "torch",
@@ -87,6 +88,17 @@ class Popen(subprocess.Popen):
         if not said:
             raise RuntimeError("the process that forks is gone")
         return int.from_bytes(said, "little")
+
+
+@contextmanager
+def forking(module: ModuleType, kind: type[Popen] = Popen) -> Iterator[None]:
+    """Inside, what `module` starts by `subprocess` forks, as this kind does."""
+    theirs = module.subprocess
+    module.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": kind})
+    try:
+        yield
+    finally:
+        module.subprocess = theirs
 
 
 def ruvon(*arguments: str, **options) -> subprocess.CompletedProcess:
