@@ -259,3 +259,9 @@ def test_a_shell_completes_flags_and_their_values(words, completed):
         [sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[2], text=True, capture_output=True
     )
     assert done.stdout.split() == completed
+
+
+def test_a_path_that_is_longer_than_the_line_is_shown_whole(monkeypatch, capsys):
+    path = "/x" * 200
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", False, path)])
+    assert "".join(said(capsys, "doctor").split()) == f"ano{path}", "and not with an ellipsis for its end"
