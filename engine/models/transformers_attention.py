@@ -6,7 +6,7 @@ needs arrives as keyword arguments: a scale, a soft cap, sinks. These are passed
 that this module does not know is refused, since leaving it out could change the result without an error.
 
 No mask arrives here, since `attend` decides which token sees which. Before the weights were read,
-transformers_survey.py has checked that the model's mask says the same.
+transformers_survey.py has checked at some positions that the model's mask says the same.
 """
 
 from typing import Any

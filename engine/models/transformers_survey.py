@@ -6,8 +6,8 @@ model itself, and a model that does something else is refused before its weights
 with the weights, shows whether the first of two sequences in one step changes the second.
 
 Promises, of every model that is not refused: each layer attends once, through transformers' attention
-interface, to the tokens before it or to a window of them; and in a trial of two short sequences in one step,
-the first did not change the second.
+interface; wherever its mask was compared (`window_of`), a token saw itself and all tokens before it, or the
+last few of them; and in a trial of two short sequences in one step, the first did not change the second.
 """
 
 from collections.abc import Callable
@@ -189,10 +189,11 @@ def survey_mask(*, mask_function: Callable, config: Any, device: Any = None, **o
 
 def window_of(mask_function: Callable, last: int) -> int | None:
     """How many tokens each token sees, itself included; None if it sees all tokens up to itself.
-    `mask_function(batch, head, query position, key position)` is transformers' form of a mask. Queries up
-    to `last` and keys up to `last` + 1 are compared: those near an edge of the mask, and some in between.
+    `mask_function(batch, head, query position, key position)` is transformers' form of a mask. A mask
+    has too many pairs to compare them all: at most seven queries up to `last` are compared, each with some
+    hundreds of keys up to `last` + 1.
 
-    Raises CheckpointError if some token sees other tokens than those.
+    Raises CheckpointError if one of the compared pairs differs.
     """
 
     def seen(query: int, keys: Tensor) -> Tensor:
@@ -210,10 +211,12 @@ def window_of(mask_function: Callable, last: int) -> int | None:
         else:
             low = middle + 1
     width = last - low + 1
-    # 2. Compare the mask with this window: for queries and keys near each edge, and for some in between.
+    # 2. Compare the mask with this window where another mask would differ. Queries: the first two, the three
+    # around the first that does not see key 0 (`width`), one halfway, and the last. Keys: those near the ends
+    # of the sequence and of the window, and some in between.
     for query in sorted({0, 1, width - 1, min(width, last), min(width + 1, last), last // 2, last}):
         edges = torch.tensor([0, query - width, query, last]).clamp(min=0)
-        near_edges = (edges[:, None] + torch.arange(-NEAR, NEAR)).flatten()
+        near_edges = (edges[:, None] + torch.arange(-NEAR, NEAR + 1)).flatten()
         between = torch.linspace(0, last, NEAR).long()
         keys = torch.cat((near_edges, between)).clamp(0, last + 1).unique()  # [K]
         in_window = (keys <= query) & (keys > query - width)

@@ -92,14 +92,17 @@ class StepOnAllRanks:
 
 
 class SharedTokens:
-    """A `TokenKeeper` with equal contents on all ranks: every rank keeps the tokens that rank 0 chose."""
+    """A `TokenKeeper` with equal contents on all ranks: the tokens that rank 0 chose, or none."""
 
     def __init__(self, last_tokens: TokenKeeper, group: Group) -> None:
         self.last_tokens, self.group = last_tokens, group
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """Keep rank 0's token_ids[R] of this step. On the other ranks, `token_ids` is overwritten."""
-        if not batch.has_drafts:  # a step with drafts lands before the next is launched: nothing is kept
+        """Without drafts: broadcast rank 0's token_ids[R] and keep them; the other ranks' `token_ids` may be
+        overwritten. A step with drafts lands before the next is launched: keep none (`last_tokens` sees to
+        it), so nothing is broadcast.
+        """
+        if not batch.has_drafts:
             token_ids = self.group.broadcast(token_ids.to(self.group.device))
         self.last_tokens.remember(batch, token_ids)
 

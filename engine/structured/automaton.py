@@ -58,8 +58,8 @@ class ByteAutomaton:
 
 
 class TokenAutomaton:
-    """An `Automaton` with the states of a `ByteAutomaton`, in which each step is a token. Any thread may use
-    it.
+    """An `Automaton` with the states of a `ByteAutomaton`, in which each step is a token. Any thread may call
+    its public methods.
     """
 
     first = 0
@@ -67,7 +67,8 @@ class TokenAutomaton:
     def __init__(self, expression: Expression, vocabulary: Vocabulary) -> None:
         self.byte_automaton, self.vocabulary = ByteAutomaton(expression), vocabulary
         self._masks: dict[int, Mask] = {}  # by state
-        # Requests share the states, and one thread may compile while another computes steps.
+        # Requests share the states, and one thread may compile while another computes steps. Reentrant, so
+        # that `_fitting` may call `after`.
         self._lock = threading.RLock()
 
     def start(self) -> StateMatcher[int]:
@@ -78,7 +79,7 @@ class TokenAutomaton:
 
     def after(self, state: int, token_id: int) -> int | None:
         """The state after all bytes of one more token; None if a byte does not fit, or if the token stands
-        for no text.
+        for no text. Raises StructureFailed as `ByteAutomaton.after` does.
         """
         token_bytes = self.vocabulary.tokens.get(token_id)
         if token_bytes is None:
@@ -92,13 +93,15 @@ class TokenAutomaton:
         return state
 
     def allowed(self, state: int) -> Mask:
-        """The mask of the tokens that fit in a state (`fitting`). Computed once for each state."""
+        """The mask of the tokens that fit in a state (`_fitting`). Computed once for each state. Raises
+        StructureFailed as `ByteAutomaton.after` does.
+        """
         with self._lock:
             if state not in self._masks:
-                self._masks[state] = self.vocabulary.mask(self.fitting(state))
+                self._masks[state] = self.vocabulary.mask(self._fitting(state))
             return self._masks[state]
 
-    def fitting(self, state: int) -> list[int]:
+    def _fitting(self, state: int) -> list[int]:
         """The ids of the tokens that may come in a state, in any order. A token may come if all of its bytes
         fit: the first in `state`, each other byte in the state after the byte before it. A token need not
         complete a match. Two tokens may have the same bytes.
@@ -106,6 +109,8 @@ class TokenAutomaton:
         `self.vocabulary.root` is the tree of all tokens, and `self.byte_automaton.after` is the step over one
         byte. Tokens that begin with the same bytes are tried together: each byte of the tree is tried at most
         once. If a byte does not fit, no token below it in the tree fits.
+
+        The caller holds the lock. Raises StructureFailed as `ByteAutomaton.after` does.
         """
         fitting: list[int] = []
         to_visit: list[tuple[TrieNode, int]] = [(self.vocabulary.root, state)]

@@ -1,4 +1,4 @@
-"""The tokens of a model as bytes, in the order in which structures look them up. Extension B.
+"""The text tokens of a model, looked up by id, by bytes, or along a trie. Extension B.
 
 With byte-level BPE as with SentencePiece, the bytes of a token may be only a part of a character. Special
 tokens stand for no text, so they are left out here, and no structure allows them. The same holds for tokens
@@ -28,9 +28,11 @@ class Vocabulary:
 
     def __init__(self, tokens: Mapping[int, bytes]) -> None:
         """`tokens` has the bytes of each token by its id. A token without bytes is left out: an output could
-        repeat it for ever and never come to its end.
+        repeat it for ever and never come to its end. Raises ValueError if no token has bytes.
         """
         self.tokens = {token_id: data for token_id, data in tokens.items() if data}
+        if not self.tokens:
+            raise ValueError("no token stands for text")
         self.size = max(self.tokens) + 1
         self.ids: dict[bytes, list[int]] = {}  # two tokens may stand for the same bytes
         for token_id, data in self.tokens.items():

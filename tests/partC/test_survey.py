@@ -7,7 +7,7 @@ from torch import nn
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
 from engine.models.transformers_attention import extras_of, needs_extras
-from engine.models.transformers_survey import refuse_leaks, window_of
+from engine.models.transformers_survey import NEAR, refuse_leaks, window_of
 from tests.partC.families import make
 
 LAST = 40
@@ -84,3 +84,9 @@ def test_a_model_in_which_sequences_change_each_other_is_refused(tmp_path):
     model.body.layers[0].mlp = Shifted(model.body.layers[0].mlp)
     with pytest.raises(CheckpointError, match="tokens of a sequence change those of another"):
         refuse_leaks(model)
+
+
+@pytest.mark.parametrize("distance", [-NEAR, NEAR])
+def test_keys_are_compared_as_far_before_an_edge_as_behind_it(distance):
+    with pytest.raises(CheckpointError, match="sees other positions"):
+        window_of(lambda b, h, q, k: ((k <= q) & (k > q - 200)) ^ (k == q + distance), 10**6)
