@@ -15,7 +15,7 @@ import typer
 
 from engine.cli.bench_serve import bench_serve
 from engine.cli.engine_flags import takes_engine_args
-from engine.cli.options import Command, check_folder, refusals
+from engine.cli.options import Command, check_output_file, refusals
 from engine.wiring.engine_args import EngineArgs
 
 if TYPE_CHECKING:  # these import torch
@@ -53,7 +53,7 @@ def latency(
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
     with refusals("bench latency"):
-        check_folder("--output-json", output_json)
+        check_output_file("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
         prompts = _random_prompts(llm, batch_size, input_len, random.Random(args.seed))
         for _ in _with_bar(range(num_iters_warmup), "Warming up"):
@@ -85,7 +85,7 @@ def throughput(
 ) -> None:
     """How many tokens a second, with as many requests as the engine will run at once?"""
     with refusals("bench throughput"):
-        check_folder("--output-json", output_json)
+        check_output_file("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
         generator = random.Random(args.seed)
         # The first use of the engine allocates buffers and compiles kernels, so it is not timed.

@@ -22,12 +22,15 @@ def request_url(base_url: str, endpoint: str | None) -> str | None:
 
 
 def json_object(flag: str, text: str | None) -> dict[str, Any]:
-    """The JSON object in the value of a flag; {} for None. Raises ValueError if the text is anything else."""
+    """The JSON object in the value of a flag; {} for None. Raises ValueError if the text is anything else, or
+    could not be sent: NaN, infinity or half a character.
+    """
     if text is None:
         return {}
     try:
         fields = json.loads(text)
-    except json.JSONDecodeError as error:
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
         raise ValueError(f"{flag}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{flag} {text}: a JSON object is accepted")

@@ -30,7 +30,7 @@ from engine.cli.bench_options import (
 )
 from engine.cli.bench_report import METRIC_NAMES, peaks, report_lines, vllm_figures
 from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
-from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
+from engine.cli.options import check_output_file, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import LatencyLimits, run_figures
@@ -149,7 +149,7 @@ def bench_serve(
     from engine.client.untrusted import printable
 
     with refusals("bench serve"):
-        check_folder("--result-filename", result_filename)
+        check_output_file("--result-filename", result_filename)
         check_choice("--backend", backend, BACKENDS)
         check_choice("--dataset-name", dataset_name, ["random"])
         metrics = percentile_metrics.split(",")

@@ -87,7 +87,7 @@ def refusals(command: str, *more_errors: type[Exception], status: int = 1) -> It
         sys.exit(status)
 
 
-def check_folder(flag: str, path: Path | None) -> None:
+def check_output_file(flag: str, path: Path | None) -> None:
     """Raise ValueError if `path` is a folder, or lies in a folder that does not exist. Commands call this
     before they measure, so that no result is lost at the end.
     """

@@ -187,6 +187,29 @@ def chat_prompt(
     `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
     vLLM's field, `chat_template_kwargs`) that are arguments of their own.
     """
+    text, guard = guarded_text(
+        messages, template, tokenizer, add_generation_prompt, continue_final_message, variables, tools
+    )
+    ids = prompt_token_ids(
+        text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
+    )
+    return text.replace(guard, ""), ids
+
+
+def guarded_text(
+    messages: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[str, str]:
+    """Return (text, guard) of a conversation, of any length: what `chat_prompt` encodes. The arguments are
+    those of `chat_prompt`. `Tokenizer.encode` takes the text with the guard.
+
+    Raises as `chat_prompt` does, but for the errors of `prompt_token_ids`.
+    """
     variables = variables or {}
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
@@ -202,11 +225,7 @@ def chat_prompt(
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, tools, guard = _guard_all(messages, tools, variables, special_tokens)
-    text = template.render(messages, add_generation_prompt, continue_final_message, variables, tools)
-    ids = prompt_token_ids(
-        text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
-    )
-    return text.replace(guard, ""), ids
+    return template.render(messages, add_generation_prompt, continue_final_message, variables, tools), guard
 
 
 def _guard_all(

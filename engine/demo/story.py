@@ -30,7 +30,7 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
     console.print(coloured(llm.tokenizer, prompt_ids))
     output = _stream_story(console, llm, prompt, max_tokens)
-    _show_speed(console, output, len(prompt_ids))
+    _show_speed(console, output, len(prompt_ids), max_tokens)
     console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")
 
 
@@ -50,19 +50,26 @@ def _stream_story(console: Console, llm: LLM, prompt: str, max_tokens: int) -> R
     )
     console.print(prompt, style="bold", end="", highlight=False)
     num_printed = 0  # characters
+    output: RequestOutput | None = None
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
         text = output.outputs[0].text
         # Console.print takes longer for a token than the model does.
         print(for_stdout(text[num_printed:]), end="", flush=True)
         num_printed = len(text)
+    assert output is not None  # a stream has at least one output, the last one
     return output
 
 
-def _show_speed(console: Console, output: RequestOutput, num_prompt_tokens: int) -> None:
+def _show_speed(console: Console, output: RequestOutput, num_prompt_tokens: int, max_tokens: int) -> None:
     stats = output.stats
     assert stats is not None  # every output of an engine has them
-    ended = output.outputs[0].finish_reason == "stop"
-    reason = "the model ended the story" if ended else "it reached --max-tokens"
+    story = output.outputs[0]
+    if story.finish_reason == "stop":
+        reason = "the model ended the story"
+    elif len(story.token_ids) == max_tokens:
+        reason = "it reached --max-tokens"
+    else:
+        reason = "the context is full"
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("prompt", f"{num_prompt_tokens} tokens")
     table.add_row("output", f"{len(stats.token_times)} tokens ({reason})")

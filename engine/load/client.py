@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httpx
 
@@ -23,6 +24,10 @@ CUT_SHORT = "cut short"  # the server says so: finish_reason "abort", such as at
 ERROR_EVENT = "error event"
 GARBLED = "no OpenAI stream"
 PATHS = {"completions": "completions", "chat": "chat/completions"}  # where OpenAI's API has them, behind /v1
+
+
+class GarbledStream(ValueError):
+    """An answer is no stream of OpenAI's events, or is longer than MAX_ANSWER_BYTES."""
 
 
 @dataclass
@@ -117,7 +122,8 @@ class Endpoint:
 
     async def ask(self, job: Job, due: float) -> RequestRecord:
         """Send one request now, and read its answer to the end. `due` is when the request should have been
-        sent, by the event loop's clock. Network errors do not raise: they are the record's `outcome`.
+        sent, by the event loop's clock. Errors of the network or of the answer do not raise: they are the
+        record's `outcome`.
         """
         clock = asyncio.get_running_loop().time
         record = RequestRecord(due, sent=clock())
@@ -137,7 +143,7 @@ class Endpoint:
             record.outcome = UNREACHABLE
         except httpx.HTTPError:
             record.outcome = BROKEN
-        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, other fields, too long
+        except GarbledStream:
             record.outcome = GARBLED
         record.end = clock()
         return record
@@ -145,8 +151,7 @@ class Endpoint:
 
 async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
     """Fill in `record` from a stream of events. A stream without [DONE], or without a finish_reason, counts
-    as broken off; one with the finish_reason "abort" as cut short. Raises ValueError, LookupError, TypeError
-    or AttributeError if the events are not OpenAI's.
+    as broken off; one with the finish_reason "abort" as cut short. Raises GarbledStream.
     """
     clock = asyncio.get_running_loop().time
     pieces: list[str] = []
@@ -156,19 +161,14 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
         if data == b"[DONE]":
             has_done = True
             continue
-        chunk = parse_json(data)
-        if "error" in chunk:
-            has_error = True
-        if usage := chunk.get("usage"):
-            record.prompt_tokens = token_count(usage["prompt_tokens"])
-            record.tokens = token_count(usage["completion_tokens"])
-        for choice in chunk.get("choices") or ():
-            if choice.get("finish_reason") is not None:
-                finish_reasons.add(choice["finish_reason"])
-            piece = piece_of(choice)
-            if piece:
-                pieces.append(piece)
-                record.note_text(clock())
+        chunk = _parse_chunk(data)
+        has_error |= chunk.has_error
+        if chunk.usage is not None:
+            record.prompt_tokens, record.tokens = chunk.usage
+        finish_reasons |= chunk.finish_reasons
+        for piece in chunk.pieces:
+            pieces.append(piece)
+            record.note_text(clock())
     record.text = "".join(pieces)
     if has_error:
         record.outcome = ERROR_EVENT
@@ -180,25 +180,54 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
         record.outcome = OK
 
 
+class _Chunk(NamedTuple):
+    """What an event says."""
+
+    has_error: bool
+    usage: tuple[int | None, int | None] | None  # (prompt's tokens, output's tokens)
+    finish_reasons: set[str]
+    pieces: list[str]  # of text, none empty
+
+
+def _parse_chunk(data: bytes) -> _Chunk:
+    """Parse an event's JSON. Raises GarbledStream if it is not JSON, or has not OpenAI's fields."""
+    try:
+        chunk = parse_json(data)
+        choices = chunk.get("choices") or ()
+        usage = chunk.get("usage")
+        if usage:
+            usage = token_count(usage["prompt_tokens"]), token_count(usage["completion_tokens"])
+        reasons = {choice.get("finish_reason") for choice in choices} - {None}
+        pieces = [piece for choice in choices if (piece := piece_of(choice))]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise GarbledStream(str(error)) from error
+    return _Chunk("error" in chunk, usage or None, reasons, pieces)
+
+
 def piece_of(choice: dict) -> str | None:
-    """The piece of text in a choice of a completion's event, or of a chat's. None or "" if it has none."""
-    if "text" in choice:
-        return choice["text"]
-    delta = choice.get("delta") or {}
-    return delta.get("content")
+    """The piece of text in a choice of a completion's event, or of a chat's. None or "" if it has none.
+    Raises TypeError if it is no text.
+    """
+    piece = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
+    if not isinstance(piece, str | None):
+        raise TypeError(f"a piece of text is {type(piece).__name__}")
+    return piece
 
 
 async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield what follows `data:` on a line, without blanks around it. Each such line counts as one event, as
     OpenAI's servers send them. (Part 14's sse.py reads any server's events, and is not async.)
 
-    Only \\n ends a line, because JSON may contain other characters at which `splitlines` cuts. Raises
-    ValueError if the answer is longer than MAX_ANSWER_BYTES.
+    Only \\n ends a line, because JSON may contain other characters at which `splitlines` cuts. A last line
+    without \\n is dropped. Raises GarbledStream if the answer is longer than MAX_ANSWER_BYTES.
     """
     limit = ByteLimit()
     unfinished: list[bytes] = []  # the pieces so far of the line whose end has not come
     async for piece in received:
-        *lines, rest = limit.take(piece).split(b"\n")
+        try:
+            *lines, rest = limit.take(piece).split(b"\n")
+        except ValueError as error:
+            raise GarbledStream(str(error)) from None
         if lines:
             lines[0] = b"".join([*unfinished, lines[0]])
             unfinished = []

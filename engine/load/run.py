@@ -113,4 +113,5 @@ async def first_model(http: httpx.AsyncClient) -> str:
         name = None
     if not isinstance(name, str):
         raise ValueError("it does not say which models it has")
+    name.encode()  # raises ValueError for half a character, which no request can have
     return name

@@ -2,7 +2,7 @@
 
 torch.distributed moves the numbers: gloo between CPUs and between ranks that share a GPU, NCCL between GPUs.
 The ranks are processes of one machine, and listen on its loopback interface only. The ranks find each other
-through a file. This module does not know models or steps.
+through a file. This module does not know models.
 """
 
 import os

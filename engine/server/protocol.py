@@ -48,7 +48,7 @@ class StreamOptions(Fields):
 class SamplingFields(Fields):
     """The fields of both completions and chats (Part 14). A field that is null counts as not given."""
 
-    model: Name | None = None  # the base model
+    model: Name | None = None  # the base model or an adapter (Part 18); null: the base model
     max_tokens: Annotated[Integer, bounds(minimum=0)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
@@ -197,10 +197,11 @@ class Completions(Generic[Body]):
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
-        self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
-        # `ruvon serve` sets these three. `recommended` are the parameters of generation_config.json.
-        # `fingerprint` is OpenAI's `system_fingerprint`: if it has changed, the same request with the same
-        # seed may get another answer.
+        # `ruvon serve` sets these four. `max_model_len` is the most tokens of prompt and output together;
+        # None: any number. `recommended` are the parameters of generation_config.json. `fingerprint` is
+        # OpenAI's `system_fingerprint`: if it has changed, the same request with the same seed may get
+        # another answer.
+        self.max_model_len: int | None = None
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
         self.name_of_alias: Mapping[str, str] = {}  # alias of the model -> the name that answers have

@@ -8,7 +8,6 @@ Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictBool, StrictStr
 
-from engine.decoding.chat_template import ChatTemplate, chat_prompt
+from engine.decoding.chat_template import ChatTemplate, guarded_text
 from engine.models.config import ModelConfig
 from engine.server.app import AppExtension
 from engine.server.backend import Backend
@@ -26,7 +25,7 @@ from engine.server.complete import refuse_if_down, refuse_unknown
 from engine.server.errors import RequestError
 from engine.server.field_types import Name, TokenId
 from engine.server.fields import Fields
-from engine.server.limits import MAX_BODY_BYTES, MAX_MESSAGES
+from engine.server.limits import MAX_MESSAGES
 from engine.server.responses import ResponseFields, openapi_responses
 from engine.text.tokenizer import Tokenizer
 
@@ -124,7 +123,7 @@ def tokenized(
     chat_extension: ChatExtension | None,
 ) -> JSONResponse:
     """The answer of POST /tokenize. Raises RequestError as `token_ids` does."""
-    ids = token_ids(body, tokenizer, config, template, chat_extension)
+    ids = token_ids(body, tokenizer, template, chat_extension)
     spellings = tokenizer.spellings(ids) if body.return_token_strs else None
     answer = {"count": len(ids), "max_model_len": config.max_positions}
     return JSONResponse(answer | {"tokens": ids, "token_strs": spellings})
@@ -141,7 +140,6 @@ def detokenized(body: DetokenizeRequest, tokenizer: Tokenizer) -> JSONResponse:
 def token_ids(
     body: TokenizeRequest,
     tokenizer: Tokenizer,
-    config: ModelConfig,
     template: ChatTemplate | None,
     chat_extension: ChatExtension | None = None,
 ) -> list[int]:
@@ -152,7 +150,7 @@ def token_ids(
     if body.prompt is not None and body.messages is None:
         return _text_ids(body, body.prompt, tokenizer)
     if body.messages is not None and body.prompt is None:
-        return _conversation_ids(body, body.messages, tokenizer, config, template, chat_extension)
+        return _conversation_ids(body, body.messages, tokenizer, template, chat_extension)
     raise RequestError(400, "one of prompt and messages is required, and not both", param="prompt")
 
 
@@ -171,7 +169,6 @@ def _conversation_ids(
     body: TokenizeRequest,
     messages: Sequence[Message],
     tokenizer: Tokenizer,
-    config: ModelConfig,
     template: ChatTemplate | None,
     chat_extension: ChatExtension | None,
 ) -> list[int]:
@@ -186,17 +183,13 @@ def _conversation_ids(
         template_messages: Sequence[Mapping[str, Any]] = [message.plain() for message in messages]
     else:
         template_messages = chat_extension.messages(messages, template)
-    # `chat_prompt` refuses a conversation that is longer than the config allows. This route counts tokens of
-    # longer ones, too: a body has at most MAX_BODY_BYTES, and a token of its texts stands for one or more.
-    without_bound = replace(config, max_positions=MAX_BODY_BYTES)
     try:
-        _, ids = chat_prompt(
+        text, guard = guarded_text(
             template_messages,
             template,
             tokenizer,
-            without_bound,
             add_generation_prompt=body.add_generation_prompt is not False,
         )
+        return tokenizer.encode(text, add_special_tokens=False, guard=guard)
     except ValueError as error:  # the template refuses the conversation, or a text is not valid Unicode
         raise RequestError(400, f"messages: {error}", param="messages") from None
-    return ids

@@ -7,7 +7,7 @@ import pytest
 
 from engine.decoding.chat_template import ChatTemplate
 from engine.server.app import create_app
-from engine.server.limits import LARGE_BODY_BYTES
+from engine.server.limits import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from engine.server.tokenization import tokenization_routes
 from engine.text.tokenizer import AddedToken, Tokenizer
 from engine.text.vocabulary import byte_alphabet
@@ -147,3 +147,12 @@ def test_the_text_of_a_client_that_has_left_is_not_tokenized(length, has_left):
     asyncio.run(app(scope, receive, send))
     assert tokenizer.asked == ([] if has_left else [length]), "nobody waits for its tokens any more"
     assert sent[0]["status"] == (499 if has_left else 200)
+
+
+def test_a_template_may_write_more_than_a_body_holds():
+    """The tokens that the template itself writes count, too, and nothing bounds their number here."""
+    template = ChatTemplate("{% for _ in range(2) %}" + "x" * 600_000 + "{% endfor %}")
+    routes = tokenization_routes(TOKENIZER, CONFIG, template)
+    with client_of(ScriptedBackend(), extensions=[routes]) as client:
+        answer = client.post("/tokenize", json={"messages": QUESTION})
+    assert answer.json()["count"] == 1_200_000 > MAX_BODY_BYTES

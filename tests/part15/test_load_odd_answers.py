@@ -7,7 +7,7 @@ import pytest
 
 from engine.client.untrusted import ByteLimit
 from engine.load import client as load_client
-from engine.load.client import GARBLED, OK, Endpoint
+from engine.load.client import BROKEN, GARBLED, OK, Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import run_figures
 from engine.load.run import first_model
@@ -86,7 +86,16 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, outcom
 
 @pytest.mark.parametrize(
     "content",
-    [b"[1]", b'"x"', b'{"data": 5}', b'{"data": [{"id": 5}]}', b"[" * 100_000, b"<html>", b" " * 1000],
+    [
+        b"[1]",
+        b'"x"',
+        b'{"data": [{"id": "\\ud800"}]}',
+        b'{"data": 5}',
+        b'{"data": [{"id": 5}]}',
+        b"[" * 100_000,
+        b"<html>",
+        b" " * 1000,
+    ],
 )
 def test_a_server_that_does_not_say_its_models_is_told_of(monkeypatch, content):
     monkeypatch.setattr("engine.load.run.ByteLimit", lambda: ByteLimit(500 if content[:1] == b" " else 10**6))
@@ -96,5 +105,25 @@ def test_a_server_that_does_not_say_its_models_is_told_of(monkeypatch, content):
         async with httpx.AsyncClient(base_url="http://script/v1", transport=answer) as http:
             return await first_model(http)
 
-    with pytest.raises(ValueError, match=r"which models|deeply|longer|Expecting"):
+    with pytest.raises(ValueError, match=r"which models|deeply|longer|Expecting|surrogates"):
         asyncio.run(go())
+
+
+@pytest.mark.parametrize("choice", [{"text": 5}, {"delta": {"content": ["a"]}}, {"finish_reason": []}])
+def test_text_and_reasons_of_other_types_are_no_openai_stream(choice):
+    assert asked(httpx.Response(200, content=event({"choices": [choice]}) + END))[0].outcome == GARBLED
+
+
+@pytest.mark.parametrize("where", ["body", "parse"])
+def test_a_fault_of_ours_is_not_blamed_on_the_server(monkeypatch, where):
+    def faulty(self, *_):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(*{"body": (Endpoint, "body"), "parse": (RequestRecord, "note_text")}[where], faulty)
+    with pytest.raises(TypeError, match="ours"):
+        asked(httpx.Response(200, content=END))
+
+
+def test_a_last_line_without_its_end_is_dropped():
+    seen, _ = asked(httpx.Response(200, content=END.removesuffix(b"\n\n")))
+    assert seen.outcome == BROKEN, "its [DONE] may be half of something else"

@@ -279,6 +279,8 @@ def test_vllms_other_flags_are_accepted_where_they_ask_for_nothing(flag):
         (["--endpoint", "v1/completions"], "--endpoint v1/completions: a path such as"),
         (["--extra-body", "[1]"], "--extra-body [1]: a JSON object"),
         (["--extra-body", "{"], "--extra-body: not JSON"),
+        (["--extra-body", '{"a": NaN}'], "--extra-body: not JSON"),
+        (["--extra-body", '{"a": "\\ud800"}'], "--extra-body: not JSON"),
         (["--tokenizer", "no-such-model"], "no-such-model"),
         (["--result-filename", "/none/it.json"], "a file in a folder that is there"),
         (["--base-url", "http://127.0.0.1:9"], "ruvon serve starts a server"),

@@ -14,6 +14,7 @@ from engine.demo import server
 from engine.demo.crowd import QUESTIONS, Crowd
 from engine.demo.server import free_port
 from engine.demo.show import _introduce, crowd_board
+from engine.demo.story import tell_story
 from engine.wiring.engine_args import EngineArgs
 from tests.system.test_serve import DEADLINE, ENVIRONMENT, ROOT
 
@@ -120,3 +121,13 @@ def test_a_known_shape_is_called_by_its_name():
     console = Console(width=100, record=True, file=io.StringIO())
     _introduce(console, "http://here", EngineArgs(model="GPT2", load_format="dummy"))
     assert "serves gpt2 on this machine" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "max_tokens", "reason"),
+    [(64, 4, "it reached --max-tokens"), (24, 64, "the context is full")],
+)
+def test_a_story_says_why_it_ends(capsys, monkeypatch, max_model_len, max_tokens, reason):
+    monkeypatch.setenv("COLUMNS", "120")
+    tell_story(EngineArgs(model="storyteller-draft", max_model_len=max_model_len, max_num_seqs=1), max_tokens)
+    assert f"({reason})" in capsys.readouterr().out
