@@ -43,6 +43,14 @@ def check_choice(flag: str, value: str, accepted: Collection[str]) -> None:
         raise ValueError(f"{flag} {value}: accepted are {', '.join(accepted)}")
 
 
+def check_text(flag: str, value: str | None) -> None:
+    """Raise ValueError if `value` has bytes that are not UTF-8, which no request can have."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{flag} {value!r}: UTF-8 is accepted") from error
+
+
 def check_above_zero(flag: str, value: float) -> None:
     """Raise ValueError if `value` is not above 0, or not a number; infinity is accepted."""
     if not value > 0:  # also refuses nan

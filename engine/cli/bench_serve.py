@@ -23,6 +23,7 @@ import typer
 from engine.cli.bench_options import (
     check_above_zero,
     check_choice,
+    check_text,
     json_object,
     latency_limits,
     percentile_of,
@@ -150,6 +151,8 @@ def bench_serve(
 
     with refusals("bench serve"):
         check_output_file("--result-filename", result_filename)
+        check_text("--model", model)
+        check_text("--served-model-name", served_model_name)
         check_choice("--backend", backend, BACKENDS)
         check_choice("--dataset-name", dataset_name, ["random"])
         metrics = percentile_metrics.split(",")

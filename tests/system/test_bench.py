@@ -281,6 +281,8 @@ def test_vllms_other_flags_are_accepted_where_they_ask_for_nothing(flag):
         (["--extra-body", "{"], "--extra-body: not JSON"),
         (["--extra-body", '{"a": NaN}'], "--extra-body: not JSON"),
         (["--extra-body", '{"a": "\\ud800"}'], "--extra-body: not JSON"),
+        (["--model", "a\udcff"], "--model 'a\\udcff': UTF-8 is accepted"),
+        (["--served-model-name", "a\udcff"], "--served-model-name 'a\\udcff': UTF-8 is accepted"),
         (["--tokenizer", "no-such-model"], "no-such-model"),
         (["--result-filename", "/none/it.json"], "a file in a folder that is there"),
         (["--base-url", "http://127.0.0.1:9"], "ruvon serve starts a server"),
