@@ -27,6 +27,7 @@ from jinja2.visitor import NodeTransformer
 from engine.decoding.template_costs import (
     MAX_CHARACTERS,
     STEP_CHARACTERS,
+    TEXT_FILTERS,
     WRITING_FILTERS,
     Text,
     as_list,
@@ -252,8 +253,10 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if name in WRITING_FILTERS:
             value, *others = map(as_list, (value, *others))
             kwargs = {key: as_list(argument) for key, argument in kwargs.items()}
-        elif name == "replace":  # this filter replaces in the text of its value
+        elif name in TEXT_FILTERS and not isinstance(value, str):
             value = to_text(value)
+        if name == "replace":  # it replaces the texts of its first two arguments
+            others[:2] = map(to_text, others[:2])
         budget = _budget.get()
         budget.charge(filter_characters(name, value, (*others, *kwargs.values())))
         result = function(*leading, value, *others, **kwargs)
