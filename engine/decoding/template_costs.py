@@ -49,7 +49,7 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     if name in ("wordwrap", "urlize"):
         return _interspersed_characters(value, arguments)
     # "center", "batch", "round" and others: as many spaces, items or digits as an argument says, or one text.
-    return _length(value) + max(_longest_text(arguments), _largest_int(arguments))
+    return _length(value) + max(_longest_text(arguments), largest_int(arguments))
 
 
 def _tojson_characters(value: Any, arguments: tuple[Any, ...]) -> int:
@@ -58,7 +58,7 @@ def _tojson_characters(value: Any, arguments: tuple[Any, ...]) -> int:
     """
     size = written_length(value)
     num_parts = size // STEP_CHARACTERS
-    indent = max(_longest_text(arguments), _largest_int(arguments))
+    indent = max(_longest_text(arguments), largest_int(arguments))
     return size + num_parts * written_length(arguments) + num_parts * STEP_CHARACTERS * indent
 
 
@@ -74,7 +74,7 @@ def _joined_characters(value: Any, arguments: tuple[Any, ...]) -> int:
 def _indented_characters(value: Any, arguments: tuple[Any, ...]) -> int:
     """`indent` writes its width, which is a text or a number of spaces, before each line."""
     num_lines = len(value.splitlines()) if isinstance(value, Text) else 0
-    return _length(value) + (num_lines + 1) * max(_longest_text(arguments), _largest_int(arguments))
+    return _length(value) + (num_lines + 1) * max(_longest_text(arguments), largest_int(arguments))
 
 
 def _interspersed_characters(value: Any, arguments: tuple[Any, ...]) -> int:
@@ -99,7 +99,7 @@ def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
         return written_length(arguments) + size * num_items
     if name == "translate":
         return size * written_length(arguments)
-    width = _largest_int(arguments)
+    width = largest_int(arguments)
     if name == "expandtabs":  # each character may be a tab
         return size + width * (size + 1)
     return size + width
@@ -112,7 +112,7 @@ def format_characters(template: Any, values: Any) -> int:
         values = (values,)
     characters_of_field = written_length(values)  # a field may show all of the values
     if "*" in text:  # in "%*d", a value is the width
-        characters_of_field += _largest_int(values)
+        characters_of_field += largest_int(values)
     widths = sum(map(sum_of_numbers, PERCENT_WIDTH.findall(text)))
     return len(text) + widths + text.count("%") * characters_of_field
 
@@ -165,6 +165,6 @@ def _longest_text(values: Iterable[Any]) -> int:
     return max(map(_length, values), default=0)
 
 
-def _largest_int(values: Iterable[Any]) -> int:
+def largest_int(values: Iterable[Any]) -> int:
     """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
     return max((abs(value) for value in values if isinstance(value, int)), default=0)

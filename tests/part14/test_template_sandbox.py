@@ -224,3 +224,34 @@ def test_a_filter_writes_any_value_as_jinja_does(source, text):
 def test_a_width_of_a_line_is_not_written():
     assert filter_characters("wordwrap", "x" * 10, (79,)) == 10
     assert filter_characters("wordwrap", "x" * 10, (79, True, "ab")) == 10 + 11 * len("ab")
+
+
+WITHOUT_TEXT = {
+    "is lower": NESTED + "{{ ns.x is lower }}",
+    "is upper": NESTED + "{{ ns.x is upper }}",
+    "an element that is missing": NESTED + "{{ ns.x[ns.x].y }}",
+    "an index that is missing": NESTED + "{{ [].index(ns.x) }}",
+    "a date with widths": "{{ strftime_now('%1500Y' * 10**6) | length }}",
+    "digits that are rounded to": "{{ 1 | round(30000000, 'ceil') }}",
+    "a long number from a text": "{{ ('f' * 10**7) | int(base=16) // 3 }}",
+    "a long number from bytes": "{{ (1).from_bytes(('f' * 10**7).encode(), 'big') // 3 }}",
+}
+
+
+@pytest.mark.parametrize("source", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+def test_what_is_made_on_the_way_to_a_result_is_bounded_too(source):
+    with pytest.raises(ChatError, match="the chat template makes "):
+        ChatTemplate(source).render(MESSAGES)
+
+
+@pytest.mark.parametrize(("source", "text"), [
+    ("{{ 'a' is lower }}{{ 1 is upper }}{{ [1].index(1) }}{{ '12' | int + 1 }}", "TrueFalse013"),
+    ("{{ 2.345 | round(2) }}{{ 7 | round(1, 'ceil') }}{{ strftime_now('%Y') | length }}", "2.357.04"),
+])  # fmt: skip
+def test_small_results_are_as_without_bounds(source, text):
+    assert ChatTemplate(source).render(MESSAGES) == text
+
+
+def test_the_error_of_a_missing_element_names_it():
+    with pytest.raises(ChatError, match="has no element 7"):
+        ChatTemplate("{{ messages[7].role }}").render(MESSAGES)
