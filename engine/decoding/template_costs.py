@@ -19,6 +19,11 @@ Text = str | bytes
 
 # Filters that are charged as if they converted their whole value to text.
 WRITING_FILTERS = {"join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
+# Filters that compute str(value) themselves. So the sandbox makes this text for them.
+TEXT_FILTERS = {
+    "capitalize", "center", "e", "escape", "forceescape", "format", "lower", "replace", "safe", "striptags",
+    "title", "trim", "upper", "wordcount",
+}  # fmt: skip
 # The flags, the width and the precision of a field of `%`, with the `%` or the name's `)` before them:
 # "%20d", "%(name)-20s".
 PERCENT_WIDTH = re.compile(r"[%)][-+ #\d.*]*")
@@ -26,8 +31,8 @@ PERCENT_WIDTH = re.compile(r"[%)][-+ #\d.*]*")
 
 def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     """The most characters that `value | name(arguments)` may make. The arguments are in the order of the
-    filter's parameters. The value of WRITING_FILTERS is no iterator (`as_list`), and that of "replace" is a
-    text.
+    filter's parameters. The value of WRITING_FILTERS is no iterator (`as_list`). That of TEXT_FILTERS is a
+    text, as are the first two arguments of "replace".
     """
     if name in ("default", "d"):
         return 0  # the filter returns its value or its argument
@@ -35,26 +40,49 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
         return format_characters(value, arguments)
     if name == "replace":
         return method_characters("replace", value, arguments)
-    if name == "tojson":  # its separators may stand at each part of the value, and its indent at each level
-        size = written_length(value)
-        num_parts = size // STEP_CHARACTERS
-        indent = max([_largest_int(arguments), *map(_length, arguments)])
-        return size + num_parts * written_length(arguments) + size * indent
+    if name == "tojson":
+        return _tojson_characters(value, arguments)
     if name in WRITING_FILTERS:
-        num_items = len(value) if isinstance(value, Sized) else 1
-        size = written_length(value)
-        # `join` may write its argument between any two items: a text as it is.
-        lengths = [len(each) if isinstance(each, Text) else written_length(each) for each in arguments]
-        return size + num_items * sum(lengths) + size * _largest_int(arguments)
+        return _joined_characters(value, arguments)
+    if name == "indent":
+        return _indented_characters(value, arguments)
+    if name in ("wordwrap", "urlize"):
+        return _interspersed_characters(value, arguments)
+    # "center", "batch", "round" and others: as many spaces, items or digits as an argument says, or one text.
+    return _length(value) + max(_longest_text(arguments), largest_int(arguments))
+
+
+def _tojson_characters(value: Any, arguments: tuple[Any, ...]) -> int:
+    """`tojson` writes its separators at each part of the value, and its indent, which is a text or a number
+    of spaces, once for each level that the part is deep. STEP_CHARACTERS levels are charged for each part.
+    """
+    size = written_length(value)
+    num_parts = size // STEP_CHARACTERS
+    indent = max(_longest_text(arguments), largest_int(arguments))
+    return size + num_parts * written_length(arguments) + num_parts * STEP_CHARACTERS * indent
+
+
+def _joined_characters(value: Any, arguments: tuple[Any, ...]) -> int:
+    """`join` writes its separator between any two items: a text as it is, another value as str() writes it.
+    No argument of the other WRITING_FILTERS is written more often.
+    """
+    num_items = len(value) if isinstance(value, Sized) else 1
+    lengths = [len(each) if isinstance(each, Text) else written_length(each) for each in arguments]
+    return written_length(value) + num_items * sum(lengths)
+
+
+def _indented_characters(value: Any, arguments: tuple[Any, ...]) -> int:
+    """`indent` writes its width, which is a text or a number of spaces, before each line."""
+    num_lines = len(value.splitlines()) if isinstance(value, Text) else 0
+    return _length(value) + (num_lines + 1) * max(_longest_text(arguments), largest_int(arguments))
+
+
+def _interspersed_characters(value: Any, arguments: tuple[Any, ...]) -> int:
+    """`wordwrap` writes its `wrapstring`, and `urlize` its `rel` and `target`, at most once for each
+    character of the value. Their numbers only shorten lines and links.
+    """
     size = _length(value)
-    # How often the result may repeat an argument, or as many spaces as an argument says.
-    insertions = 1
-    if name == "indent" and size:
-        insertions += value.count("\n")
-    elif name in ("wordwrap", "urlize"):
-        insertions += size
-    longest = max(map(_length, arguments), default=0)
-    return size + insertions * max(longest, _largest_int(arguments))
+    return size + (size + 1) * sum(map(_length, arguments))
 
 
 def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
@@ -71,7 +99,7 @@ def method_characters(name: str, owner: Any, arguments: Sequence[Any]) -> int:
         return written_length(arguments) + size * num_items
     if name == "translate":
         return size * written_length(arguments)
-    width = _largest_int(arguments)
+    width = largest_int(arguments)
     if name == "expandtabs":  # each character may be a tab
         return size + width * (size + 1)
     return size + width
@@ -84,14 +112,19 @@ def format_characters(template: Any, values: Any) -> int:
         values = (values,)
     characters_of_field = written_length(values)  # a field may show all of the values
     if "*" in text:  # in "%*d", a value is the width
-        characters_of_field += _largest_int(values)
+        characters_of_field += largest_int(values)
     widths = sum(map(sum_of_numbers, PERCENT_WIDTH.findall(text)))
     return len(text) + widths + text.count("%") * characters_of_field
 
 
 def sum_of_numbers(text: str) -> int:
-    """The sum of the whole numbers that are written in a text, or more than MAX_CHARACTERS."""
-    return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))  # 12 digits suffice to be too many
+    """The sum of the whole numbers that are written in a text, each counted as MAX_CHARACTERS + 1 at most.
+
+    As in Python's formats, a number may have leading zeros, and its digits may be those of any script.
+    """
+    # float() reads numbers of any length, where int() refuses more than 4300 digits.
+    numbers = map(float, re.findall(r"\d+", text))
+    return sum(int(min(number, MAX_CHARACTERS + 1)) for number in numbers)
 
 
 def written_length(value: Any) -> int:
@@ -127,6 +160,11 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, Text) else 0
 
 
-def _largest_int(values: Iterable[Any]) -> int:
+def _longest_text(values: Iterable[Any]) -> int:
+    """The length of the longest text among arguments."""
+    return max(map(_length, values), default=0)
+
+
+def largest_int(values: Iterable[Any]) -> int:
     """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
     return max((abs(value) for value in values if isinstance(value, int)), default=0)

@@ -8,7 +8,10 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from engine.decoding.template_sandbox import to_text
+from engine.decoding.template_sandbox import charge, to_text
+
+# CPython writes at most so many characters for each one of a format, which may have widths ("%200Y").
+STRFTIME_CHARACTERS = 256
 
 
 class Generation(Extension):
@@ -31,6 +34,7 @@ def raise_exception(message: object) -> NoReturn:
 
 def strftime_now(format: str) -> str:
     """The current local time, written as `format` says (`datetime.strftime`)."""
+    charge(STRFTIME_CHARACTERS * len(format))
     return datetime.now().strftime(format)
 
 

@@ -5,9 +5,10 @@ files. This sandbox also limits what a render computes. Each item of a loop, eac
 value is charged to a `Budget`, and so are the operators `+`, `*` and `%` on texts or lists, and `~`: what can
 make a long text before it is computed, with the most characters that it may make (template_costs.py). A
 render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed,
-and memory stays within a few times MAX_CHARACTERS. Products and powers of whole numbers are limited to
-MAX_INT_BITS. Other operators, slices and tests are not charged, since their results are no longer than their
-operands. One of them can still be slow: a comparison of deeply nested lists.
+and memory stays within a few times MAX_CHARACTERS. A whole number that a product, a power, a call or a filter
+makes has at most MAX_INT_BITS. Other operators and slices are not charged, since their results are no longer
+than their operands, nor are tests, but for the two that write their value as text. Two operations can still
+be slow: a comparison of deeply nested lists, and the filter `sum` of many lists.
 """
 
 import functools
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextvars import ContextVar
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateError, nodes, pass_context
+from jinja2 import Environment, Template, TemplateError, Undefined, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -27,18 +28,20 @@ from jinja2.visitor import NodeTransformer
 from engine.decoding.template_costs import (
     MAX_CHARACTERS,
     STEP_CHARACTERS,
+    TEXT_FILTERS,
     WRITING_FILTERS,
     Text,
     as_list,
     filter_characters,
     format_characters,
+    largest_int,
     method_characters,
     sum_of_numbers,
     written_length,
 )
 
 MAX_SECONDS = 10.0  # that one render may take
-MAX_INT_BITS = 4096  # of a product or a power of whole numbers
+MAX_INT_BITS = 4096  # of a whole number that is made
 
 # The names of two filters of this sandbox. A template cannot call them, because of the space in each name.
 CHARGE_ITEMS, JOIN_PIECES = "charge items", "join pieces"
@@ -65,7 +68,11 @@ class Budget:
             raise BudgetExceeded(f"the chat template takes more than {MAX_SECONDS:g} seconds")
 
     def charge_result(self, result: Any) -> None:
-        """Charge for the text or the list that a call or a filter has returned."""
+        """Charge for the text or the list that a call or a filter has returned. Raises BudgetExceeded, also
+        for a whole number of too many bits, such as the filter `int` reads from a text.
+        """
+        if isinstance(result, int):
+            _refuse_bits(result.bit_length())
         self.charge(len(result) if isinstance(result, Text | list) else 0)
 
     def charge_items(self, items: Iterable[Any], body_characters: int = 0) -> Iterator[Any]:
@@ -100,6 +107,11 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
         _budget.reset(token)
 
 
+def charge(characters: int) -> None:
+    """Charge for a step of the present render: `Budget.charge`. Only inside `render`."""
+    _budget.get().charge(characters)
+
+
 def to_text(value: Any) -> str:
     """str(value), charged before it is computed. Only inside `render`."""
     _budget.get().charge(written_length(value))
@@ -123,6 +135,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {CHARGE_ITEMS: _charge_items, JOIN_PIECES: _join_pieces}
         del self.globals["lipsum"]  # this function makes text of any length
         self.globals["namespace"] = _Namespace
+        # These two tests compute str(value).
+        self.tests["lower"] = lambda value: to_text(value).islower()
+        self.tests["upper"] = lambda value: to_text(value).isupper()
+        self.undefined = _Undefined
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _ChargeLoopsAndConcats(self).visit(super()._parse(source, name, filename))
@@ -161,6 +177,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(owner, Text | int):
             args = tuple(as_list(argument) for argument in args)
             budget.charge(method_characters(obj.__name__, owner, (*args, *kwargs.values())))
+        elif isinstance(owner, list):  # the error of `index` writes the argument
+            budget.charge(written_length(args))
         result = super().call(context, obj, *args, **kwargs)
         budget.charge_result(result)
         return result
@@ -222,6 +240,15 @@ def _join_pieces(pieces: list[Any]) -> str:
     return "".join(map(to_text, pieces))
 
 
+class _Undefined(Undefined):
+    """Jinja's Undefined, whose error writes the name that was looked up: any value, as in `x[y]`."""
+
+    @property
+    def _undefined_message(self) -> str:
+        _budget.get().charge(written_length(self._undefined_name))
+        return super()._undefined_message
+
+
 @pass_context
 def _printed(context: Context, value: Any) -> str:
     """The text of `{{ value }}`. Because of the argument `context`, Jinja calls this function at each render,
@@ -252,8 +279,12 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if name in WRITING_FILTERS:
             value, *others = map(as_list, (value, *others))
             kwargs = {key: as_list(argument) for key, argument in kwargs.items()}
-        elif name == "replace":  # this filter replaces in the text of its value
+        elif name in TEXT_FILTERS and not isinstance(value, str):
             value = to_text(value)
+        elif name == "round":  # it computes 10**precision
+            _refuse_large_int("**", 10, largest_int(others))
+        if name == "replace":  # it replaces the texts of its first two arguments
+            others[:2] = map(to_text, others[:2])
         budget = _budget.get()
         budget.charge(filter_characters(name, value, (*others, *kwargs.values())))
         result = function(*leading, value, *others, **kwargs)
@@ -270,5 +301,9 @@ def _refuse_large_int(operator: str, left: int, right: int) -> None:
         bits = left.bit_length() + right.bit_length()
     elif operator == "**":
         bits = left.bit_length() * max(right, 0)
+    _refuse_bits(bits)
+
+
+def _refuse_bits(bits: int) -> None:
     if bits > MAX_INT_BITS:
         raise BudgetExceeded(f"the chat template makes a number of more than {MAX_INT_BITS:,} bits")

@@ -1,12 +1,20 @@
 """A template that takes too much ends with an error in words, soon, and in the thread that renders it."""
 
 import time
+import tracemalloc
 
 import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
-from engine.decoding.template_costs import filter_characters, format_characters, method_characters
+from engine.decoding.template_costs import (
+    MAX_CHARACTERS,
+    TEXT_FILTERS,
+    filter_characters,
+    format_characters,
+    method_characters,
+    sum_of_numbers,
+)
 from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
@@ -160,3 +168,90 @@ def test_a_separator_may_stand_behind_each_item():
     alone = filter_characters("join", "x" * 10, ())
     assert filter_characters("join", "x" * 10, ("ab",)) == alone + 10 * len("ab")
     assert filter_characters("join", "x" * 10, (["ab"],)) > alone + 10 * len("['ab']"), "or a list, written"
+
+
+ZEROS = 12 * "0"
+HIDDEN = {
+    "percent": "{{ '%0" + ZEROS + "999999999d' % 1 }}",
+    "percent, a precision": "{{ '%." + ZEROS + "999999999f' % 1 }}",
+    "percent of bytes": "{{ '%" + ZEROS + "999999999d'.encode() % 1 }}",
+    "percent behind a name": "{{ '%(a)" + ZEROS + "999999999d' % {'a': 1} }}",
+    "the filter format": "{{ '%" + ZEROS + "999999999d' | format(1) }}",
+    "braces": "{{ '{:" + ZEROS + "999999999}'.format(1) }}",
+    "braces, more zeros than int reads": "{{ '{:" + 5000 * "0" + "999999999}'.format(1) }}",
+    "braces, a precision": "{{ '{:." + ZEROS + "999999999f}'.format(1.5) }}",
+    "braces, digits of another script": "{{ '{:" + 12 * "\u0660" + 9 * "\u0669" + "}'.format(1) }}",
+    "braces in braces": "{{ '{:{w}}'.format(1, w='" + ZEROS + "999999999') }}",
+    "replace a number": "{{ ('1' * 10**4) | replace(1, 'b' * 10**5) | length }}",
+    "replace with a list": "{{ ('a' * 10**4) | replace('a', ['b' * 10**5]) | length }}",
+    "lines that end otherwise": r"{{ ('a\r' * 10**4) | indent(10**5) | length }}",
+    "attributes of links": "{{ ('a.com ' * 10**3) | urlize(rel='r' * 10**6, target='t') | length }}",
+}
+
+
+@pytest.mark.parametrize("source", HIDDEN.values(), ids=HIDDEN)
+def test_what_multiplies_a_text_is_found_where_it_hides(source):
+    """And before the text is made."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChatError, match="the chat template makes more than"):
+            ChatTemplate(source).render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < MAX_CHARACTERS
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_number_counts_as_too_many_and_leading_zeros_do_not_count():
+    assert sum_of_numbers("0" * 5000 + "7.09") == 7 + 9
+    assert MAX_CHARACTERS < sum_of_numbers("9" * 5000) < 2 * MAX_CHARACTERS
+
+
+@pytest.mark.parametrize("name", sorted(TEXT_FILTERS))
+def test_a_filter_that_writes_its_value_is_charged_for_all_of_it(name):
+    arguments = {"replace": "('a', 'b')", "center": "(1)", "format": "(1)"}.get(name, "")
+    with pytest.raises(ChatError, match="the chat template makes more than"):
+        ChatTemplate(NESTED + "{{ ns.x | " + name + arguments + " | length }}").render(MESSAGES)
+
+
+@pytest.mark.parametrize(("source", "text"), [
+    ("{{ none | trim }}{{ 12 | replace(1, 3) }}{{ [1] | upper }}{{ missing | lower }}", "None32[1]"),
+    ("{{ '<' | safe | e }}{{ '<' | e | e }}{{ '%03d' | format(7) }}", "<&lt;007"),
+])  # fmt: skip
+def test_a_filter_writes_any_value_as_jinja_does(source, text):
+    assert ChatTemplate(source).render(MESSAGES) == text
+
+
+def test_a_width_of_a_line_is_not_written():
+    assert filter_characters("wordwrap", "x" * 10, (79,)) == 10
+    assert filter_characters("wordwrap", "x" * 10, (79, True, "ab")) == 10 + 11 * len("ab")
+
+
+WITHOUT_TEXT = {
+    "is lower": NESTED + "{{ ns.x is lower }}",
+    "is upper": NESTED + "{{ ns.x is upper }}",
+    "an element that is missing": NESTED + "{{ ns.x[ns.x].y }}",
+    "an index that is missing": NESTED + "{{ [].index(ns.x) }}",
+    "a date with widths": "{{ strftime_now('%1500Y' * 10**6) | length }}",
+    "digits that are rounded to": "{{ 1 | round(30000000, 'ceil') }}",
+    "a long number from a text": "{{ ('f' * 10**7) | int(base=16) // 3 }}",
+    "a long number from bytes": "{{ (1).from_bytes(('f' * 10**7).encode(), 'big') // 3 }}",
+}
+
+
+@pytest.mark.parametrize("source", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+def test_what_is_made_on_the_way_to_a_result_is_bounded_too(source):
+    with pytest.raises(ChatError, match="the chat template makes "):
+        ChatTemplate(source).render(MESSAGES)
+
+
+@pytest.mark.parametrize(("source", "text"), [
+    ("{{ 'a' is lower }}{{ 1 is upper }}{{ [1].index(1) }}{{ '12' | int + 1 }}", "TrueFalse013"),
+    ("{{ 2.345 | round(2) }}{{ 7 | round(1, 'ceil') }}{{ strftime_now('%Y') | length }}", "2.357.04"),
+])  # fmt: skip
+def test_small_results_are_as_without_bounds(source, text):
+    assert ChatTemplate(source).render(MESSAGES) == text
+
+
+def test_the_error_of_a_missing_element_names_it():
+    with pytest.raises(ChatError, match="has no element 7"):
+        ChatTemplate("{{ messages[7].role }}").render(MESSAGES)
