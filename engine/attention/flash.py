@@ -1,9 +1,9 @@
 """PyTorch's own attention in tiles: `scaled_dot_product_attention`, and on a GPU its kernel for packed
 sequences. Part 9.
 
-Promises the results of `dense.py` up to rounding, in memory that grows linearly with the length. On a GPU,
-one call of `varlen_attn` computes all packed sequences in 16 bits. Elsewhere each sequence needs its own
-call. Document:
+Promises the results of `dense.py` up to rounding, in memory that grows linearly with the length. Where
+`supports_varlen` says so, one call of `varlen_attn` computes all packed sequences; otherwise there is one
+call per sequence. Document:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
 

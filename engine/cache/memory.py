@@ -61,7 +61,11 @@ class PageMemory:
         self.keys, self.values = (layers.unbind() for layers in self.memory)  # by layer: [B, P, Hkv, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
         self._decode, self._prefill, self._store = decode, prefill, store
-        self._kernels_read_pages = self.memory.is_cuda or prefill is not None
+        # On a CPU without `prefill`, a plan of blocks does not pay for a single sequence (contiguous.py), and
+        # a few new tokens, row by row, cost less than gathering their sequence's keys for the varlen kernel.
+        on_cpu_alone = prefill is None and not self.memory.is_cuda
+        self._single_is_contiguous = on_cpu_alone
+        self._max_by_row = MAX_ROW_BY_ROW if on_cpu_alone else 1  # the most new tokens of such a sequence
         self._contiguous = ContiguousPages(self.memory, kernel)
         self._num_copies = 0  # how many of the plan's copies are made; the plan numbers them from 0
 
@@ -96,24 +100,36 @@ class PageMemory:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. All that is the same in every layer is computed here, once.
 
-        1. A single sequence goes to the varlen kernel in one piece, unless there are kernels that read pages.
-        2. Otherwise all new keys and values are stored by their slots (block · P + offset in the block).
-           Then sequences with one new token each read pages in one call (`_decode`). On a CPU, sequences with
-           up to MAX_ROW_BY_ROW new tokens do so, too: each token is a row that sees the tokens up to itself.
-           All other sequences are attended in one call (`_attend_sequences`).
+        On a CPU without `prefill`, a single sequence goes to the varlen kernel in one piece. Otherwise all
+        new keys and values are stored by their slots (block · P + offset in the block), and then each group
+        of sequences (`_groups`) is attended in one call.
         """
-        if len(batch.ids) == 1 and not self._kernels_read_pages:
+        if len(batch.ids) == 1 and self._single_is_contiguous:
             return self._contiguous.attention(batch)
         self._contiguous.forget()
+        (slots,) = on_device(self.memory.device, batch.slots)
+        attend_groups = combined_attend(self._groups(batch))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(k, v, self.keys[layer], self.values[layer], slots)
+            return attend_groups(layer, q, k, v)
+
+        return attend
+
+    def _groups(self, batch: Batch) -> list[tuple[slice | Tensor, Attend]]:
+        """The groups of a step: which of its T rows each has, and how these are attended, in one call.
+
+        1. Sequences with one new token each, and on a CPU without `prefill` with up to MAX_ROW_BY_ROW, are
+           attended row by row by a plan of `decode`: each new token is a row that sees the tokens up to
+           itself.
+        2. All other sequences are attended by `_attend_sequences`.
+        """
         pages, num_new = self.pages(batch), np.diff(batch.query_start)  # num_new[S]
         sequence = np.repeat(np.arange(len(num_new)), num_new)  # [T]
         positions = np.array(batch.positions)  # [T]
-        (slots,) = on_device(self.memory.device, batch.slots)
-        # The sequences that are attended row by row, and which of the T rows belong to them.
-        max_by_row = 1 if self._kernels_read_pages else MAX_ROW_BY_ROW
-        is_by_row = num_new <= max_by_row  # [S]
+        is_by_row = num_new <= self._max_by_row  # [S]
         row_mask = is_by_row[sequence]  # [T]
-        groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
+        groups: list[tuple[slice | Tensor, Attend]] = []
         if is_by_row.any():
             row_pages = Pages(pages.tables[sequence[row_mask]], positions[row_mask] + 1, self.block_size)
             plan = self._decode(row_pages, self._num_heads, self.keys[0])
@@ -122,13 +138,7 @@ class PageMemory:
         if not is_by_row.all():
             attend_others = self._attend_sequences(pages.select(~is_by_row), num_new[~is_by_row])
             groups.append((self._index(~row_mask), attend_others))
-        attend_groups = combined_attend(groups)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._store(k, v, self.keys[layer], self.values[layer], slots)
-            return attend_groups(layer, q, k, v)
-
-        return attend
+        return groups
 
     def _index(self, mask: np.ndarray) -> slice | Tensor:
         """An index of the rows of a step for which mask[T] is true, of which there is at least one.

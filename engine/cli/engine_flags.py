@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import wraps
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from engine.cli.options import refusals, set_parameters, takes_neutral_flags, whole_number, with_dashes
-from engine.wiring.engine_args import EngineArgs, choices
+from engine.wiring.engine_args import EngineArgs, choices, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL
 
@@ -145,9 +145,7 @@ def _completion(values: list[str]) -> Callable[[str], list[str]]:
 
 def _flag_type(declared: Any) -> type:
     """The type that typer reads from the command line for a field with the declared type."""
-    is_union = get_origin(declared) in (Union, UnionType)
-    members = get_args(declared) if is_union else (declared,)
-    first, *_ = [member for member in members if member is not NoneType]
+    first, *_ = [member for member in union_members(declared) if member is not NoneType]
     return first if first in TYPER_TYPES else str
 
 
@@ -165,4 +163,4 @@ def _value(spec: Field, flag_value: Any) -> Any:
 
 def _is_mapping(declared: Any) -> bool:
     """Whether the declared type is a Mapping, or a union with one."""
-    return any(get_origin(member) is Mapping for member in (declared, *get_args(declared)))
+    return any(get_origin(member) is Mapping for member in union_members(declared))

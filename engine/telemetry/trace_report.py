@@ -58,16 +58,16 @@ class TraceContent:
     counted: Counter[str] = field(default_factory=Counter)  # what the engine's capabilities counted, by name
     last_time: int = 0  # the latest time of an event, in microseconds
     end_reason: str | None = None  # why the trace ended; None: it was cut off
-    open_rows: dict[int, TracedRequest] = field(default_factory=dict)  # by row: the request that has it
 
 
 def read_trace(path: str | Path) -> TraceContent:
     """Read the file. Raises ValueError if it cannot be read, or if it is no trace."""
     content = TraceContent()
+    open_rows: dict[int, TracedRequest] = {}  # by row: the request that has it
     try:
         for number, event in _events(path):
             try:
-                _add_event(event, content)
+                _add_event(event, content, open_rows)
             except (KeyError, TypeError, AttributeError):
                 raise ValueError(f"line {number} is no event of a trace") from None
             except ValueError as error:
@@ -103,9 +103,9 @@ def _events(path: str | Path) -> Iterator[tuple[int, Event]]:
             line, number = following, number + 1
 
 
-def _add_event(event: Event, content: TraceContent) -> None:
-    """Add an event to `content`. Raises KeyError, TypeError or AttributeError if it is no event of a trace,
-    ValueError if a number in it is wrong.
+def _add_event(event: Event, content: TraceContent, open_rows: dict[int, TracedRequest]) -> None:
+    """Add an event to `content`, and keep in `open_rows` which request has a row. Raises KeyError, TypeError
+    or AttributeError if it is no event of a trace, ValueError if a number in it is wrong.
     """
     kind, details = event["ph"], event.get("args", {})
     if kind == "M":
@@ -116,13 +116,13 @@ def _add_event(event: Event, content: TraceContent) -> None:
     if kind == "i" and event["name"] == "end":
         content.end_reason = str(details["reason"])
     elif kind == "B":
-        request = content.open_rows[_whole_number(event["tid"])] = TracedRequest(start)
+        request = open_rows[_whole_number(event["tid"])] = TracedRequest(start)
         content.requests.append(request)
     elif kind == "E":
         reason = details["reason"]
-        content.open_rows.pop(event["tid"]).reason = None if reason == "unfinished" else str(reason)
+        open_rows.pop(event["tid"]).reason = None if reason == "unfinished" else str(reason)
     elif kind == "X" and event["pid"] == REQUESTS:
-        _add_request_slice(content.open_rows[event["tid"]], event["name"], start, end, details)
+        _add_request_slice(open_rows[event["tid"]], event["name"], start, end, details)
     elif kind == "X" and event["pid"] == ENGINE:
         step = content.steps.setdefault(_whole_number(details["step"]), TracedStep())
         _add_step_slice(step, event["tid"], start, end, details)
@@ -165,7 +165,8 @@ def _whole_number(value: Any) -> int:
 
 
 def trace_figures(content: TraceContent) -> dict[str, Any]:
-    """The figures as JSON values; times are in milliseconds. A spread is None where nothing was observed.
+    """The figures as JSON values. `seconds` is the trace's length; spreads are in milliseconds; shares and
+    `fill` are fractions of 1. A spread is None where nothing was observed.
 
     Queue waits are of the requests that were in a step. Times between tokens are of a request's successive
     steps with tokens, however many tokens came at once, as in Part 11's metrics.
@@ -191,10 +192,11 @@ def trace_figures(content: TraceContent) -> dict[str, Any]:
 
 
 def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
-    """The time of a step, who has it, and how full a step is. None without a complete step.
+    """The time of a step, the shares of device and host in it, and how full a step is. None without a
+    complete step.
 
-    A step's time is from when its scheduling began to its own end, without what steps that began before it
-    have of this. So the times of steps that overlap add up to the time that all took together.
+    A step's time runs from the start of its scheduling to its end. The time in which an earlier step had not
+    ended is not counted again. So the times of all steps add up to the time in which at least one step ran.
     """
     landed: list[TracedStep] = []
     spans: list[tuple[int, int]] = []  # (start, end) of each step in `landed`

@@ -7,24 +7,24 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import Field
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
-from engine.wiring.engine_args import choices
+from engine.wiring.engine_args import choices, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL
 
 
-def add_flags(parser: argparse.ArgumentParser, specs: Iterable[Field]) -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser, fields: Iterable[Field]) -> argparse.ArgumentParser:
     """Add to `parser` a flag for each of these fields of EngineArgs, and a flag without help for each option
     in NEUTRAL. Returns `parser`.
     """
-    for spec in specs:
-        help, extension = spec.metadata["help"], spec.metadata["extension"]
-        help = help.replace("%", "%%")  # argparse would read a single % as the beginning of a format
+    for field in fields:
+        help_text, extension = field.metadata["help"], field.metadata["extension"]
+        help_text = help_text.replace("%", "%%")  # argparse would read a single % as the start of a format
         if extension is not None and not is_here(extension):
-            help = argparse.SUPPRESS
-        settings = _argument_settings(spec.type)
-        parser.add_argument(_flag(spec.name), default=spec.default, help=help, **settings)
+            help_text = argparse.SUPPRESS
+        settings = _argument_settings(field.type)
+        parser.add_argument(_flag(field.name), default=field.default, help=help_text, **settings)
     for name, neutral in NEUTRAL.items():
         settings = _argument_settings(bool) if neutral.is_switch else {"type": _neutral_value}
         parser.add_argument(_flag(name), default=neutral.values[0], help=argparse.SUPPRESS, **settings)
@@ -38,7 +38,7 @@ def _flag(name: str) -> str:
 
 def _argument_settings(kind: Any) -> dict[str, Any]:
     """The arguments of `add_argument` with which argparse reads a value of the type `kind`."""
-    members = get_args(kind) or (kind,)  # the types of a union
+    members = union_members(kind)
     if bool in members:
         return {"action": argparse.BooleanOptionalAction}
     if any(get_origin(member) is Mapping for member in members):

@@ -290,11 +290,17 @@ def choices(kind: Any) -> tuple:
         return True, False
     if get_origin(kind) is Literal:
         return get_args(kind)
-    if get_origin(kind) not in (Union, UnionType):
+    members = union_members(kind)
+    if len(members) == 1:
         return ()
     accepted: list[Any] = []
-    for member in get_args(kind):
+    for member in members:
         accepted += choices(member)
-    if accepted and type(None) in get_args(kind):
+    if accepted and type(None) in members:
         accepted.append(None)
     return tuple(accepted)
+
+
+def union_members(kind: Any) -> tuple:
+    """The types of a union such as `int | None`. For a type that is no union, the type alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

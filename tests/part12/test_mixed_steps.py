@@ -256,10 +256,8 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
 
 
 @pytest.mark.parametrize("n", [1, MAX_ROW_BY_ROW, MAX_ROW_BY_ROW + 1])
-@pytest.mark.parametrize("kernels_read_pages", [False, True])
-def test_few_new_tokens_are_read_row_by_row_on_a_cpu_and_one_alone_where_kernels_read_pages(
-    n, kernels_read_pages
-):
+@pytest.mark.parametrize("with_prefill", [False, True])
+def test_few_new_tokens_are_read_row_by_row_on_a_cpu_and_with_prefill_one_alone(n, with_prefill):
     num_rows = []  # of each call of the plan for single tokens
 
     def decode(pages, num_heads, keys):
@@ -269,13 +267,13 @@ def test_few_new_tokens_are_read_row_by_row_on_a_cpu_and_one_alone_where_kernels
     def prefill(*_):
         pytest.fail("a prompt that is computed from its start sees new keys only")
 
-    cache = paged(16, decode=decode, prefill=prefill if kernels_read_pages else None)
+    cache = paged(16, decode=decode, prefill=prefill if with_prefill else None)
     a, b = admitted(cache, sequence("a", [1, 2])), sequence("b", range(1, n + 1))
     a.token_ids.append(6)
     b.num_computed_tokens = cache.admit(b)
     num_rows.clear()
     assert step(cache, (a, 1), (b, n))[[0, -1]].tolist() == [3, (n + 1) / 2]
-    limit = 1 if kernels_read_pages else 8
+    limit = 1 if with_prefill else 8
     assert num_rows == [1 + n if n <= limit else 1], (
         f"a sequence of up to {limit} new tokens is read row by row, a longer one by the varlen kernel"
     )

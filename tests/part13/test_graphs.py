@@ -241,7 +241,7 @@ def test_a_step_whose_prompt_rows_are_scored_goes_another_way(plain_model):
     """These rows stop before the output layer (Part 10), which is in the graph."""
     told = Told(plain_model, {"a": 9})
     batch = told.tell(3, "a")
-    scored = replace(batch, rows=replace(batch.rows, prompt=(0,), prompt_ids=(5,), prompt_counts=(1,)))
+    scored = replace(batch, rows=replace(batch.rows, prompt_rows=(0,), prompt_ids=(5,), prompt_counts=(1,)))
     assert way_of(told).fits(batch)
     assert not way_of(told).fits(scored)
 

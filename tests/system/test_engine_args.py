@@ -1,12 +1,15 @@
 """`EngineArgs` is the one place where options are named: flags are made from it, none is written twice."""
 
+import argparse
 import inspect
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -21,9 +24,10 @@ from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.utils.argparse_utils import FlexibleArgumentParser
+from engine.wiring.argparse_flags import add_flags
 from engine.wiring.attention_kernel import NAMES
 from engine.wiring.defaults import with_defaults
-from engine.wiring.engine_args import choices
+from engine.wiring.engine_args import choices, union_members
 from engine.wiring.neutral_options import NEUTRAL
 
 COMMANDS = typer.main.get_command(app).commands
@@ -256,3 +260,17 @@ def test_flags_made_from_arguments_mean_them(options):
     with pytest.raises(SystemExit):
         other(to_flags(args), prog_name="x")
     assert made == [args]
+
+
+@pytest.mark.parametrize("kind", [Mapping[str, Any], Mapping[str, Any] | None])
+def test_a_parser_reads_a_mapping_as_json_whether_or_not_its_type_allows_none(kind):
+    spec = copy(FIELDS["speculative_config"])
+    spec.type = kind
+    given = add_flags(argparse.ArgumentParser(), [spec]).parse_args(["--speculative-config", '{"a": 1}'])
+    assert given.speculative_config == {"a": 1}
+
+
+def test_the_members_of_a_union_are_its_types_and_another_types_arguments_are_no_members():
+    assert union_members(int | None) == (int, type(None))
+    assert union_members(Mapping[str, int]) == (Mapping[str, int],)
+    assert union_members(Literal["a", "b"]) == (Literal["a", "b"],)
