@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from benchmarks import load
-from engine.load.client import Endpoint
+from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import LatencyLimits, generator_lag, run_figures, spread, tables
 from tests.part15.instant import Script, event, run, words
@@ -264,3 +264,58 @@ def test_an_answer_that_the_server_cut_short_is_no_answer_however_soon_it_came()
     assert found["failed"] == {"cut short": 1}
     assert (found["answered"], found["e2e_seconds"]["count"]) == (1, 1)
     assert found["goodput"]["share"] == 1 / 2
+
+
+# What people read
+
+
+def test_a_runs_tables_are_in_milliseconds_and_name_every_end():
+    records = [
+        RequestRecord(0.0, 0.0, "ok", first=0.25, last=1.25, end=1.25, tokens=5),
+        RequestRecord(1.0, 1.0, "ok", first=1.5, last=3.5, end=3.5, tokens=5),
+        RequestRecord(2.0, 2.0, "429", end=2.0),
+        RequestRecord(3.0, 3.0, "timeout", end=8.0),
+    ]
+    shown = tables(run_figures(records, 0.0, [0.0], LatencyLimits(ttft=0.3)))
+    assert shown["latency"] == {
+        "columns": ["ms", "mean", "p50", "p95", "p99", "max"],
+        "rows": [
+            ["time to first text", 375.0, 375.0, 487.5, 497.5, 500.0],
+            ["time per output token", 375.0, 375.0, 487.5, 497.5, 500.0],
+            ["whole answer", 1875.0, 1875.0, 2437.5, 2487.5, 2500.0],
+        ],
+    }, "the figures' seconds times 1000"
+    assert shown["requests"] == {
+        "columns": ["requests", "number"],
+        "rows": [
+            ["sent", 4],
+            ["answered", 2],
+            ["refused with 429", 1],
+            ["timeout", 1],
+            ["answers a second", 0.25],
+            ["output tokens a second", 1.2],
+            ["good answers a second (ttft=0.3)", 0.125],
+            ["good, of all sent", 0.25],
+        ],
+    }, "each end has a row, and a rate is over the whole run: 8 s"
+    millisecond = tables(run_figures([RequestRecord(0, 0, "ok", 0.0012345, 1, 1)], 0.0, [0.0]))
+    assert millisecond["latency"]["rows"][0][1:] == [1.23] * 5, "to a hundredth of a millisecond"
+
+
+@pytest.mark.parametrize(
+    ("sent_late", "read_late", "says"),
+    [
+        (
+            0.002,
+            0.010,
+            "within 2.0 ms of their time (at most 2.0); the clock was read within 10.0 ms (at most",
+        ),
+        (0.002, 0.010, "10.0): of no weight beside the times."),
+        (0.002, 0.011, "11.0): this generator was too busy"),
+        (0.011, 0.002, "2.0): this generator was too busy"),
+    ],
+)
+def test_the_generators_own_lag_is_told_in_milliseconds_and_judged(sent_late, read_late, says):
+    """At most 10 ms, of sending and of reading the clock, do not distort what is measured."""
+    answer = RequestRecord(0.0, sent_late, "ok", first=1.0, last=1.0, end=1.0)
+    assert says in generator_lag(run_figures([answer], 0.0, [read_late]))
