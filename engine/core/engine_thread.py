@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
@@ -30,6 +30,7 @@ from engine.requests.request import Request, error_text
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")  # the types of what a command is called with
 SHORT_PROMPT = 1000  # characters or ids; tokenizing a shorter prompt costs less than a call in another thread
 MAX_PREPARING = 32  # constraints that wait to be compiled (Extension B)
 FAIL_SECONDS = 1  # how long `fail` waits for the current step
@@ -146,7 +147,7 @@ class EngineThread:
             samples = await self._make_requests(request_id, prompt, params, **options)
         except (ParameterError, NoRoomError) as error:
             with suppress(EngineError):
-                self._command(self.engine.listeners.tell, "on_reject", request_id, error)
+                self._command(self.engine.listeners.tell, Listener.on_reject, request_id, error)
             raise
         mailbox = Mailbox(self._post())
         begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
@@ -222,7 +223,7 @@ class EngineThread:
             with suppress(RuntimeError):  # the reader's loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
 
-    def _command(self, function: Callable[..., None], *arguments: object) -> None:
+    def _command(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Have the engine's thread call `function`. Raises EngineError if the thread has ended."""
         with self._lock:
             if not self._is_running():
