@@ -6,7 +6,12 @@ import pytest
 
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
-from engine.decoding.template_costs import filter_characters, format_characters, method_characters
+from engine.decoding.template_costs import (
+    filter_characters,
+    format_characters,
+    method_characters,
+    written_length,
+)
 from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
@@ -160,3 +165,35 @@ def test_a_separator_may_stand_behind_each_item():
     alone = filter_characters("join", "x" * 10, ())
     assert filter_characters("join", "x" * 10, ("ab",)) == alone + 10 * len("ab")
     assert filter_characters("join", "x" * 10, (["ab"],)) > alone + 10 * len("['ab']"), "or a list, written"
+
+
+def test_each_field_of_a_format_may_show_all_of_its_values():
+    values = ("a" * 100, 7)
+    shown = written_length(values)
+    assert format_characters("%s %s %d", values) == len("%s %s %d") + 3 * shown, "the text, and each field"
+    assert filter_characters("format", "%s", values) == len("%s") + shown
+    assert format_characters("%*d", (-90, 7)) == len("%*d") + written_length((-90, 7)) + 90, "* is a width"
+    for template in ("%s", b"%s"):
+        assert format_characters(template, "a" * 100) == len(template) + written_length(("a" * 100,))
+
+
+def test_a_text_that_is_put_in_counts_as_often_as_it_may_stand():
+    assert method_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3, "for each that is replaced"
+    assert method_characters("replace", b"a-a-a", (b"a", b"bcd")) == 5 + 3 * 3
+    assert filter_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3
+    items = ["x" * 10, "y", "z"]
+    assert method_characters("join", "--", (items,)) == written_length((items,)) + 2 * 3, "at each item"
+    table = {97: "b" * 10}
+    assert method_characters("translate", "abc", (table,)) == 3 * written_length((table,)), "for each letter"
+    assert filter_characters("indent", "a\nb\nc", (4,)) == 5 + 3 * 4, "in each line"
+    assert filter_characters("wordwrap", "abcd", (2, False, "xyz")) == 4 + 5 * 3, "between any two letters"
+    assert filter_characters("center", "ab", (10,)) == filter_characters("truncate", "ab", (9, 10)) == 2 + 10
+    assert filter_characters("default", "ab", ("xyz", 1)) == 0, "one of what is there already"
+
+
+def test_an_indent_of_json_may_stand_before_each_of_its_parts():
+    size, num_parts = written_length([1, 2]), 3  # the list and its items
+    assert filter_characters("tojson", [1, 2], ()) == size + num_parts * written_length(())
+    for indent, width in ((4, 4), ("xyz", 3)):
+        with_indent = size * (1 + width) + num_parts * written_length((indent,))
+        assert filter_characters("tojson", [1, 2], (indent,)) == with_indent
