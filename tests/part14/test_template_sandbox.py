@@ -7,6 +7,7 @@ import pytest
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
 from engine.decoding.template_costs import (
+    STEP_CHARACTERS,
     filter_characters,
     format_characters,
     method_characters,
@@ -181,6 +182,8 @@ def test_a_text_that_is_put_in_counts_as_often_as_it_may_stand():
     assert method_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3, "for each that is replaced"
     assert method_characters("replace", b"a-a-a", (b"a", b"bcd")) == 5 + 3 * 3
     assert filter_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3
+    assert method_characters("replace", "a-a-a", ("a", "bcd", 1)) == 5 + 3 * 3, "a third argument is a limit"
+    assert method_characters("center", "ab", (10, "-")) == 2 + 10, "what fills the margins is one character"
     items = ["x" * 10, "y", "z"]
     assert method_characters("join", "--", (items,)) == written_length((items,)) + 2 * 3, "at each item"
     table = {97: "b" * 10}
@@ -188,6 +191,10 @@ def test_a_text_that_is_put_in_counts_as_often_as_it_may_stand():
     assert filter_characters("indent", "a\nb\nc", (4,)) == 5 + 3 * 4, "in each line"
     assert filter_characters("wordwrap", "abcd", (2, False, "xyz")) == 4 + 5 * 3, "between any two letters"
     assert filter_characters("center", "ab", (10,)) == filter_characters("truncate", "ab", (9, 10)) == 2 + 10
+    with_int = written_length("ab") + 2 * written_length(5)
+    assert filter_characters("pprint", "ab", (5,)) == with_int + 5 * written_length("ab"), (
+        "a margin each time"
+    )
     assert filter_characters("default", "ab", ("xyz", 1)) == 0, "one of what is there already"
 
 
@@ -197,3 +204,11 @@ def test_an_indent_of_json_may_stand_before_each_of_its_parts():
     for indent, width in ((4, 4), ("xyz", 3)):
         with_indent = size * (1 + width) + num_parts * written_length((indent,))
         assert filter_characters("tojson", [1, 2], (indent,)) == with_indent
+
+
+def test_what_is_written_is_counted_part_by_part():
+    for text in ("abc", b"abc"):
+        assert written_length(text) == STEP_CHARACTERS + 3
+    assert written_length(2**90) == STEP_CHARACTERS + 91 // 3, "three bits a digit"
+    assert written_length([1, 0, None]) == 4 * STEP_CHARACTERS + 3, "a comma for each item"
+    assert written_length({"ab": ["c"]}) == 4 * STEP_CHARACTERS + len("ab") + len("c") + 1
