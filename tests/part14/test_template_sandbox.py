@@ -7,13 +7,14 @@ import pytest
 from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
 from engine.decoding.template_costs import (
+    MAX_CHARACTERS,
     STEP_CHARACTERS,
     filter_characters,
     format_characters,
     method_characters,
     written_length,
 )
-from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
+from engine.decoding.template_sandbox import Budget, BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -212,3 +213,39 @@ def test_what_is_written_is_counted_part_by_part():
     assert written_length(2**90) == STEP_CHARACTERS + 91 // 3, "three bits a digit"
     assert written_length([1, 0, None]) == 4 * STEP_CHARACTERS + 3, "a comma for each item"
     assert written_length({"ab": ["c"]}) == 4 * STEP_CHARACTERS + len("ab") + len("c") + 1
+
+
+def test_a_budget_is_spent_to_its_last_character():
+    budget = Budget()
+    budget.charge(MAX_CHARACTERS - 3 * STEP_CHARACTERS - 1)
+    budget.charge_result("x")
+    budget.charge_result(7)  # neither a text nor a list
+    assert budget.characters == 0
+    with pytest.raises(BudgetExceeded, match="makes more than"):
+        budget.charge(0)
+
+
+@pytest.mark.parametrize(("source", "times"), [
+    ("{% set x = 'LONG' + 'a' %}", 1), ("{% set x = 'a' + 'LONG' %}", 1), ("{% set x = 'LONG' ~ 'a' %}", 1),
+    ("{% set x = 'a' * NUMBER %}", 1), ("{% set x = NUMBER * 'a' %}", 1), ("{% set x = 'LONG' * 3 %}", 3),
+    ("{% set x = '%d LONG' % 3 %}", 1), ("{% set x = '%NUMBERd' % 3 %}", 1), ("{{ 'LONG' }}", 2),
+    ("{% set x = '%s' % 'LONG' %}", 1), ("LONG", 1),
+    ("{% set x = '{:>NUMBER}'.format(3) %}", 2), ("{% set x = '{}'.format('LONG') %}", 2),
+])  # fmt: skip
+def test_what_an_operation_makes_is_charged(source, times, monkeypatch):
+    """`times`: how often each character is. A format's fields are, and what the call returns; what is printed
+    is, and what leaves the template."""
+    budgets = []
+    monkeypatch.setattr(template_sandbox, "Budget", lambda: budgets.append(Budget()) or budgets[-1])
+    for number in (1000, 3000):
+        text = source.replace("LONG", "x" * number).replace("NUMBER", str(number))
+        ChatTemplate(text).render([])
+    shorter, longer = (MAX_CHARACTERS - budget.characters for budget in budgets)
+    assert longer - shorter == 2000 * times
+
+
+def test_numbers_with_a_point_are_computed_as_without_bounds():
+    assert (
+        ChatTemplate("{{ 1.5 + 1 }} {{ 1.5 * 2 }} {{ 2 * 1.5 }} {{ 7.5 % 2 }}").render([])
+        == "2.5 3.0 3.0 1.5"
+    )
