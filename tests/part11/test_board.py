@@ -267,3 +267,20 @@ def test_it_is_renewed_a_second_after_each_answer_and_by_nothing_else(monkeypatc
 
     top("http://there", Console(width=100, file=io.StringIO()), enough)
     assert happened == ["answer", 1, "answer", 1, "answer"]
+
+
+def test_the_board_fits_sixty_columns():
+    lines = [line[2:].rstrip() for line in printed(ANSWER, 60).splitlines()]  # [2:]: behind the frame
+    assert lines[1:12] == [
+        "output tokens/s         250                   ▄▁█",
+        "running                   3                   █▁█",
+        "waiting                   2                   ▁▁█",
+        "requests per step       6.0                   ▅ █",
+        "KV cache                25%                   ▅▁▃",
+        "",
+        "milliseconds                         p50     p95     p99",
+        "time to first token, last 30 s     123.0   150.0   160.0",
+        "  since the start, by buckets      100.0   190.0   198.0",
+        "time per output token, last 30 s       –       –       –",
+        "  since the start, by buckets          –       –       –",
+    ], "a line for each row, two or three spaces between columns and none at the edges: so no cell is broken"

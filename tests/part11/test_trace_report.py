@@ -179,3 +179,17 @@ def test_the_view_says_the_figures_and_commands_no_terminal(tmp_path, capsys):
     words = ["4 requests", "7 output tokens", "time to first token", "5.00", "2 requests", "of the budget"]
     for shown in (*words, "preemptions: 1", "1 failed", "draft_tokens 5"):
         assert shown in said
+
+
+def test_the_table_of_a_trace_is_as_wide_as_its_text(whole):
+    table = trace_view(trace_figures(read_trace(whole))).renderables[2]
+    console = Console(width=43, highlight=False)  # "time to first token  5.00  5.00  2 requests"
+    with console.capture() as shown:
+        console.print(table)
+    assert [line.rstrip() for line in shown.get().splitlines()] == [
+        "milliseconds          p50   p95  of",
+        "time to first token  5.00  5.00  2 requests",
+        "time between tokens  4.00  6.00  3 gaps",
+        "wait in the queue    1.00  3.00  2 requests",
+        "time of a step       2.50  4.00  4 steps",
+    ], "five lines, two spaces between columns, none at the edges: so no cell is broken"

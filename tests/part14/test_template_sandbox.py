@@ -9,13 +9,15 @@ from engine.decoding import template_sandbox
 from engine.decoding.chat_template import ChatError, ChatTemplate
 from engine.decoding.template_costs import (
     MAX_CHARACTERS,
+    STEP_CHARACTERS,
     TEXT_FILTERS,
     filter_characters,
     format_characters,
     method_characters,
     sum_of_numbers,
+    written_length,
 )
-from engine.decoding.template_sandbox import BudgetExceeded, _refuse_large_int
+from engine.decoding.template_sandbox import Budget, BudgetExceeded, _refuse_large_int
 from engine.models.checkpoint import CheckpointError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -255,3 +257,82 @@ def test_small_results_are_as_without_bounds(source, text):
 def test_the_error_of_a_missing_element_names_it():
     with pytest.raises(ChatError, match="has no element 7"):
         ChatTemplate("{{ messages[7].role }}").render(MESSAGES)
+
+
+def test_each_field_of_a_format_may_show_all_of_its_values():
+    values = ("a" * 100, 7)
+    shown = written_length(values)
+    assert format_characters("%s %s %d", values) == len("%s %s %d") + 3 * shown, "the text, and each field"
+    assert filter_characters("format", "%s", values) == len("%s") + shown
+    assert format_characters("%*d", (-90, 7)) == len("%*d") + written_length((-90, 7)) + 90, "* is a width"
+    for template in ("%s", b"%s"):
+        assert format_characters(template, "a" * 100) == len(template) + written_length(("a" * 100,))
+
+
+def test_a_text_that_is_put_in_counts_as_often_as_it_may_stand():
+    assert method_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3, "for each that is replaced"
+    assert method_characters("replace", b"a-a-a", (b"a", b"bcd")) == 5 + 3 * 3
+    assert filter_characters("replace", "a-a-a", ("a", "bcd")) == 5 + 3 * 3
+    assert method_characters("replace", "a-a-a", ("a", "bcd", 1)) == 5 + 3 * 3, "a third argument is a limit"
+    assert method_characters("center", "ab", (10, "-")) == 2 + 10, "what fills the margins is one character"
+    items = ["x" * 10, "y", "z"]
+    assert method_characters("join", "--", (items,)) == written_length((items,)) + 2 * 3, "at each item"
+    table = {97: "b" * 10}
+    assert method_characters("translate", "abc", (table,)) == 3 * written_length((table,)), "for each letter"
+    assert filter_characters("indent", "a\nb\nc", (4,)) == 5 + 4 * 4, "in each line, and one more"
+    assert filter_characters("wordwrap", "abcd", (2, False, "xyz")) == 4 + 5 * 3, "between any two letters"
+    assert filter_characters("center", "ab", (10,)) == filter_characters("truncate", "ab", (9, 10)) == 2 + 10
+    assert filter_characters("pprint", "ab", (5,)) == written_length("ab") + 2 * written_length(5)
+    assert filter_characters("default", "ab", ("xyz", 1)) == 0, "one of what is there already"
+
+
+def test_an_indent_of_json_may_stand_before_each_of_its_parts():
+    size, num_parts = written_length([1, 2]), 3  # the list and its items
+    assert filter_characters("tojson", [1, 2], ()) == size + num_parts * written_length(())
+    for indent, width in ((4, 4), ("xyz", 3)):
+        with_indent = size + num_parts * (STEP_CHARACTERS * width + written_length((indent,)))
+        assert filter_characters("tojson", [1, 2], (indent,)) == with_indent
+
+
+def test_what_is_written_is_counted_part_by_part():
+    for text in ("abc", b"abc"):
+        assert written_length(text) == STEP_CHARACTERS + 3
+    assert written_length(2**90) == STEP_CHARACTERS + 91 // 3, "three bits a digit"
+    assert written_length([1, 0, None]) == 4 * STEP_CHARACTERS + 3, "a comma for each item"
+    assert written_length({"ab": ["c"]}) == 4 * STEP_CHARACTERS + len("ab") + len("c") + 1
+
+
+def test_a_budget_is_spent_to_its_last_character():
+    budget = Budget()
+    budget.charge(MAX_CHARACTERS - 3 * STEP_CHARACTERS - 1)
+    budget.charge_result("x")
+    budget.charge_result(7)  # neither a text nor a list
+    assert budget.characters == 0
+    with pytest.raises(BudgetExceeded, match="makes more than"):
+        budget.charge(0)
+
+
+@pytest.mark.parametrize(("source", "times"), [
+    ("{% set x = 'LONG' + 'a' %}", 1), ("{% set x = 'a' + 'LONG' %}", 1), ("{% set x = 'LONG' ~ 'a' %}", 1),
+    ("{% set x = 'a' * NUMBER %}", 1), ("{% set x = NUMBER * 'a' %}", 1), ("{% set x = 'LONG' * 3 %}", 3),
+    ("{% set x = '%d LONG' % 3 %}", 1), ("{% set x = '%NUMBERd' % 3 %}", 1), ("{{ 'LONG' }}", 2),
+    ("{% set x = '%s' % 'LONG' %}", 1), ("LONG", 1),
+    ("{% set x = '{:>NUMBER}'.format(3) %}", 2), ("{% set x = '{}'.format('LONG') %}", 2),
+])  # fmt: skip
+def test_what_an_operation_makes_is_charged(source, times, monkeypatch):
+    """`times`: how often each character is. A format's fields are, and what the call returns; what is printed
+    is, and what leaves the template."""
+    budgets = []
+    monkeypatch.setattr(template_sandbox, "Budget", lambda: budgets.append(Budget()) or budgets[-1])
+    for number in (1000, 3000):
+        text = source.replace("LONG", "x" * number).replace("NUMBER", str(number))
+        ChatTemplate(text).render([])
+    shorter, longer = (MAX_CHARACTERS - budget.characters for budget in budgets)
+    assert longer - shorter == 2000 * times
+
+
+def test_numbers_with_a_point_are_computed_as_without_bounds():
+    assert (
+        ChatTemplate("{{ 1.5 + 1 }} {{ 1.5 * 2 }} {{ 2 * 1.5 }} {{ 7.5 % 2 }}").render([])
+        == "2.5 3.0 3.0 1.5"
+    )
