@@ -187,6 +187,7 @@ def test_as_many_are_measured_as_have_room_with_all_their_drafts(monkeypatch, bl
     _, table = trial(monkeypatch, MACHINE, blocks=blocks, most=most, seats=2, max_model_len=100)
     assert table.sequences == sequences
     assert table.drafts[-1] == most
+    assert table != ALWAYS_DRAFT, "one sequence alone is measured, too"
 
 
 def test_a_single_draft_of_many_sequences_is_measured(monkeypatch):
