@@ -110,7 +110,7 @@ def trial(
         return propose(texts, most)
 
     proposer.propose = timed
-    return engine, measure(engine, speculation_of(engine), seats)
+    return engine, measure(engine, speculation_of(engine), seats, budget)
 
 
 @pytest.mark.parametrize("engine_class", [LLMEngine, AheadEngine])
@@ -212,3 +212,22 @@ def test_to_read_is_measured_where_a_text_longer_than_a_prompt_fits(monkeypatch,
     num_tokens = measuring.PROMPT_TOKENS + 3 * measuring._num_tokens(1) + room
     _, table = trial(monkeypatch, reading, max_model_len=num_tokens)
     assert table.read_seconds == pytest.approx(read, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sequences", "drafts"),
+    [
+        (40, (1, 2, 8), (0, 1, 2, 4)),
+        (39, (1, 2), (0, 1, 2, 4)),
+        (8, (1,), (0, 1, 2, 4)),
+        (4, (1,), (0, 1, 2)),
+        (1, None, None),
+    ],
+)
+def test_a_step_that_has_no_room_for_its_drafts_is_not_measured(monkeypatch, budget, sequences, drafts):
+    """A sequence with k drafts has k + 1 rows, and a step at most max_num_batched_tokens rows."""
+    _, table = trial(monkeypatch, MACHINE, budget=budget, seats=min(8, budget))
+    if sequences is None:
+        assert table == ALWAYS_DRAFT, "no step has a draft: nothing is known"
+    else:
+        assert (table.sequences, table.drafts) == (sequences, drafts)
