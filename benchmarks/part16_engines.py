@@ -29,6 +29,7 @@ from engine.text.tokenizer import Tokenizer
 TARGET, DRAFT = "storyteller", "storyteller-draft"
 ROOM = 192  # tokens of each request, prompt and output
 P = 16
+STEP_TOKENS = 512  # the most of a step
 # How stories in stories_val.txt begin: neither model was trained on these.
 PROMPTS = (
     "Once upon a time, there was a grumpy old man who lived in a hotel. He didn't like to see any children",
@@ -98,7 +99,8 @@ def with_ngrams(models: Models, lengths: DraftLengths, seats: int = 1) -> LLMEng
 def adaptive(make: Callable[..., LLMEngine], models: Models, most: int, seats: int = 1) -> LLMEngine:
     """`make` is one of the two above; what steps cost is measured first, on an engine of its own."""
     trial = make(models, DraftLengths(most, ALWAYS_DRAFT), seats)
-    return make(models, DraftLengths(most, measure(trial, speculation_of(trial), seats)), seats)
+    step_times = measure(trial, speculation_of(trial), seats, STEP_TOKENS)
+    return make(models, DraftLengths(most, step_times), seats)
 
 
 def speculation_of(engine: LLMEngine) -> Speculation:
@@ -114,7 +116,7 @@ def _runner(model: nn.Module, seats: int) -> ModelRunner:
 
 
 def _scheduler(runner: ModelRunner, seats: int) -> ContinuousScheduler:
-    return ContinuousScheduler(runner.memory.plan(enable_prefix_caching=False), seats, 512)
+    return ContinuousScheduler(runner.memory.plan(enable_prefix_caching=False), seats, STEP_TOKENS)
 
 
 def _engine(models: Models, runner: ModelRunner, scheduler, capabilities: Sequence = ()) -> LLMEngine:

@@ -78,18 +78,21 @@ class FullProposer:
         return [(ids + [0] * k)[:k] for ids, k in zip(proposals, max_tokens, strict=True)]
 
 
-def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) -> StepTimes:
+def measure(
+    engine: TrialEngine, speculation: Speculation, max_num_seqs: int, max_num_batched_tokens: int
+) -> StepTimes:
     """Run steps of dummy requests, and time each step from the last landing to its own.
 
     `engine` must have this `speculation`, and a plan and a scheduler of its own. The caller throws all of
     them away afterwards: what stays is the dummy requests' keys and values in the runner's memory, in free
-    blocks. Numbers of sequences and of drafts for which there is no memory or no time are left out.
+    blocks. Numbers of sequences and of drafts for which there is no memory, no time or no room in a step
+    are left out.
 
-    Returns ALWAYS_DRAFT if max_model_len is too short for one sequence with a draft. Raises RuntimeError if a
-    dummy request fails, or gets no token or no drafts.
+    Returns ALWAYS_DRAFT if max_model_len or a step is too short for one sequence with a draft. Raises
+    RuntimeError if a dummy request fails, or gets no token or no drafts.
     """
     deadline = time.perf_counter() + TIME_LIMIT
-    trial = _Trial(engine, speculation)
+    trial = _Trial(engine, speculation, max_num_batched_tokens)
     if not trial.fits(1, 1):
         return ALWAYS_DRAFT
     max_drafts = trial.max_drafts
@@ -136,19 +139,21 @@ class _Trial:
     each kind of step.
     """
 
-    def __init__(self, engine: TrialEngine, speculation: Speculation) -> None:
+    def __init__(self, engine: TrialEngine, speculation: Speculation, max_num_batched_tokens: int) -> None:
         speculation.proposer = FullProposer(speculation.proposer)
         self.engine, self.speculation = engine, speculation
         self.max_drafts = speculation.lengths.max_drafts
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.request_ids: list[str] = []  # of the requests that run
         self.min_tokens_left = 0  # tokens until the first of them ends
 
     def fits(self, S: int, k: int) -> bool:
-        """Whether S sequences can grow as long as needed to measure steps with k drafts each, within
-        max_model_len and the cache. For one sequence, the cache always has room for max_model_len tokens.
+        """Whether a step has room for S sequences with k drafts each, and they can grow as long as needed to
+        measure such steps, within max_model_len and the cache. For one sequence, the cache always has room
+        for max_model_len tokens.
         """
         tokens = PROMPT_TOKENS + _num_tokens(k)
-        if tokens > self.engine.max_model_len:
+        if tokens > self.engine.max_model_len or S * (k + 1) > self.max_num_batched_tokens:
             return False
         return S == 1 or S * (tokens + SPARE_TOKENS) <= self.speculation.scheduler.cache.usage().tokens_total
 

@@ -196,4 +196,4 @@ def _measured_step_times(
         max_model_len=sizes.max_model_len,
         capabilities=[speculation],
     )
-    return measure(trial_engine, speculation, sizes.max_num_seqs)
+    return measure(trial_engine, speculation, sizes.max_num_seqs, sizes.max_num_batched_tokens)

@@ -194,7 +194,7 @@ def test_penalties_stops_and_scores_beside_drafts(tokenizer, models):
 def test_what_steps_cost_is_measured(tokenizer, models, engine_class):
     """By an engine as it will run, in its graphs: no step costs nothing, and nobody is left in it."""
     engine = engine_of(tokenizer, models, "captured", engine_class=engine_class)
-    table = measure(engine, engine.capabilities[0], ROWS)
+    table = measure(engine, engine.capabilities[0], ROWS, 64)
     assert (table.sequences[0], table.sequences[-1], table.drafts) == (1, ROWS, (0, 1, 2, DRAFTS))
     assert all(1e-5 < seconds < 1 for row in table.step_seconds for seconds in row), table
     assert_idle(engine)

@@ -84,8 +84,10 @@ MACHINE = Machine(lambda rows: 0.001 if rows == 1 else 0.0015 + 0.00001 * rows, 
 SLOW = Machine(lambda rows: 1.0 + 0.1 * rows, draft=0.1, read=0.0)
 
 
-def trial(monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, **options):
-    """An engine of the fake model with four drafts at most, and what steps of 1 to 8 seats take."""
+def trial(
+    monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, budget=64, most=4, seats=8, **options
+):
+    """An engine of the fake model with `most` drafts at most, and what steps of 1 to `seats` seats take."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
@@ -95,8 +97,8 @@ def trial(monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, **o
             return super().submit(batch)
 
     engine = mixing(
-        BlockCache(blocks, 32), DraftLengths(4, ALWAYS_DRAFT), seats=8, budget=64, runner_class=Timed,
-        engine_class=engine_class, **options,
+        BlockCache(blocks, 32), DraftLengths(most, ALWAYS_DRAFT), seats=seats, budget=budget,
+        runner_class=Timed, engine_class=engine_class, **options,
     )  # fmt: skip
     proposer = speculation_of(engine).proposer
     propose, read = proposer.propose, dict[str, int]()
@@ -108,7 +110,7 @@ def trial(monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, **o
         return propose(texts, most)
 
     proposer.propose = timed
-    return engine, measure(engine, speculation_of(engine), 8)
+    return engine, measure(engine, speculation_of(engine), seats, budget)
 
 
 @pytest.mark.parametrize("engine_class", [LLMEngine, AheadEngine])
@@ -150,3 +152,82 @@ def test_a_step_that_is_measured_has_all_its_drafts():
     full = FullProposer(inner)
     assert full.propose([None, None], [3, 2]) == [[7, 0, 0], [0, 0]], "found or not"
     assert (full.max_positions, full.num_unread(None, [])) == (9, 5)
+
+
+@pytest.mark.parametrize("engine_class", [LLMEngine, AheadEngine])
+@pytest.mark.parametrize("seats", [1, 8])
+def test_dummy_requests_are_begun_anew_before_the_first_of_them_ends(monkeypatch, engine_class, seats):
+    """There is just room to measure a draft once. Four of eight prompts fit into a step, so the first request
+    has some of its tokens when the last one has its first.
+    """
+    shortest = measuring.PROMPT_TOKENS + measuring._num_tokens(1)
+    small = {"most": 1, "seats": seats, "budget": 2 * seats, "max_model_len": shortest}
+    if seats == 1:
+        small["budget"] = measuring.PROMPT_TOKENS
+    _, table = trial(monkeypatch, MACHINE, engine_class, **small)
+    assert (table.sequences, table.drafts) == (tuple(S for S in (1, 2, 8) if seats >= S), (0, 1))
+    for S in table.sequences:
+        assert table.seconds(S, 1) == pytest.approx(MACHINE.seconds(S, 1)), "each with its draft"
+    with monkeypatch.context() as one_less:
+        short = small | {"max_model_len": shortest - 1}
+        assert trial(one_less, MACHINE, engine_class, **short)[1] == ALWAYS_DRAFT, "one token less is too few"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "most", "sequences"),
+    [
+        (9, 1, (1, 2)),  # of 32 tokens: two sequences of 16 tokens and 128 to spare fill them to the last
+        (8, 1, (1,)),
+        (4, 1, (1,)),  # the tokens to spare have no room, and one sequence needs none
+        (11, 4, (1, 2)),  # of 34 tokens and 128 to spare
+        (10, 4, (1,)),  # with two drafts both would have room, with four they have none
+    ],
+)
+def test_as_many_are_measured_as_have_room_with_all_their_drafts(monkeypatch, blocks, most, sequences):
+    _, table = trial(monkeypatch, MACHINE, blocks=blocks, most=most, seats=2, max_model_len=100)
+    assert table.sequences == sequences
+    assert table.drafts[-1] == most
+    assert table != ALWAYS_DRAFT, "one sequence alone is measured, too"
+
+
+def test_a_single_draft_of_many_sequences_is_measured(monkeypatch):
+    _, table = trial(monkeypatch, MACHINE)
+    want = [MACHINE.step(S + 1) + MACHINE.draft for S in table.sequences]
+    assert table.single_draft_seconds == pytest.approx(want), "one row more than a plain step, and one draft"
+
+
+def test_a_larger_step_that_seemed_faster_is_an_error_of_measuring(monkeypatch):
+    faster = Machine(lambda rows: 0.002 if rows == 1 else 0.001, draft=0.0002, read=0.0)
+    _, table = trial(monkeypatch, faster)
+    assert table.seconds(1, 0) == pytest.approx(0.001), "one sequence takes no longer than eight"
+    falling = Machine(lambda rows: 0.002 if rows <= 8 else 0.001, draft=0.0, read=0.0)
+    _, table = trial(monkeypatch, falling)
+    assert table.seconds(8, 0) == pytest.approx(0.001), "a plain step takes no longer than one with drafts"
+
+
+@pytest.mark.parametrize(("room", "read"), [(1, 0.00004), (0, 0.0)])
+def test_to_read_is_measured_where_a_text_longer_than_a_prompt_fits(monkeypatch, room, read):
+    """Behind the text there is room for three measurements of one draft."""
+    reading = Machine(MACHINE.step, MACHINE.draft, read=0.00004)
+    num_tokens = measuring.PROMPT_TOKENS + 3 * measuring._num_tokens(1) + room
+    _, table = trial(monkeypatch, reading, max_model_len=num_tokens)
+    assert table.read_seconds == pytest.approx(read, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sequences", "drafts"),
+    [
+        (40, (1, 2, 8), (0, 1, 2, 4)),
+        (39, (1, 2), (0, 1, 2, 4)),
+        (8, (1,), (0, 1, 2, 4)),
+        (4, (1,), (0, 1, 2)),
+        (1, None, None),
+    ],
+)
+def test_a_step_that_has_no_room_for_its_drafts_is_not_measured(monkeypatch, budget, sequences, drafts):
+    """A sequence with k drafts has k + 1 rows, and a step at most max_num_batched_tokens rows."""
+    _, table = trial(monkeypatch, MACHINE, budget=budget, seats=min(8, budget))
+    if sequences is None:
+        assert table == ALWAYS_DRAFT, "no step has a draft: nothing is known"
+    else:
+        assert (table.sequences, table.drafts) == (sequences, drafts)

@@ -1,5 +1,6 @@
 """The Triton kernels equal the plain products; without a GPU they run in the interpreter."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,3 +112,39 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
         codes, scale, low = quantize_groups(weight, 32)
         pack_int4(pack_nibbles(codes), scale, low, bias, 32).product(x)
     assert used == ["_int8_row", "_int4_row"] + ["_int8_tile", "_int4_tile"] * 2
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter tells which addresses a kernel reads and writes")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("T", [1, 3])
+def test_nothing_but_the_operands_is_read_or_written(shape, T, monkeypatch):
+    """A byte behind the last one may belong to nobody: a GPU then ends the whole process."""
+    from triton.runtime.interpreter import _interpreter as interpreter
+
+    touched: list[np.ndarray] = []
+
+    def load(addresses, mask, *others, load=interpreter.load):
+        touched.append(addresses[mask])
+        return load(addresses, mask, *others)
+
+    def store(addresses, values, mask, store=interpreter.store):
+        touched.append(addresses[mask])
+        return store(addresses, values, mask)
+
+    monkeypatch.setattr(interpreter, "load", load)
+    monkeypatch.setattr(interpreter, "store", store)
+    x, weight, bias = numbers(T, *shape)
+    codes, scale = quantize_rows(weight)
+    four, step, low = quantize_groups(weight, 32)
+    for linear, operands, options in (
+        (int8_linear, (x, codes, scale, bias), ()),
+        (int4_linear, (x, pack_nibbles(four), step, low, bias), (32,)),
+    ):
+        touched.clear()
+        out = linear(*operands, *options)
+        addresses = np.unique(np.concatenate(touched))
+        of_nobody = np.ones(addresses.shape, bool)
+        for tensor in (*operands, out):
+            start = tensor.data_ptr()
+            of_nobody &= (addresses < start) | (addresses >= start + tensor.nbytes)
+        assert not of_nobody.any(), f"{linear.__name__}: masks end where the operands end"
