@@ -319,3 +319,20 @@ def test_the_generators_own_lag_is_told_in_milliseconds_and_judged(sent_late, re
     """At most 10 ms, of sending and of reading the clock, do not distort what is measured."""
     answer = RequestRecord(0.0, sent_late, "ok", first=1.0, last=1.0, end=1.0)
     assert says in generator_lag(run_figures([answer], 0.0, [read_late]))
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ([{"choices": [{"text": "Once", "finish_reason": None}]}], "broken off"),
+        ([{"error": {"message": "it failed"}}, {"choices": [{"text": "", "finish_reason": "stop"}]}],
+         "error event"),
+    ],
+    ids=["no finish_reason", "an error before the end"],
+)  # fmt: skip
+def test_an_answer_is_whole_with_a_finish_reason_and_without_an_error_alone(events, outcome):
+    async def tell(i, body):
+        return httpx.Response(200, content=b"".join(map(event, events)) + event("[DONE]"))
+
+    (seen,), _ = open_loop(Script(tell), every(1, 1))
+    assert seen.outcome == outcome
