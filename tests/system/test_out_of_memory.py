@@ -20,7 +20,9 @@ def settle() -> None:
 
 
 def with_a_third_of_the_memory(run: Callable[[], list]) -> tuple[list, list]:
-    """What `run` gives with all the memory there is, and with a third of what its steps took then."""
+    """What `run` gives with all the memory there is, and with a third of what its steps took then. This
+    process alone may not have more: others' tests run on the same GPU.
+    """
     run()  # what stays from a first step, such as a workspace of a library, is not a step's
     settle()
     torch.cuda.reset_peak_memory_stats()
@@ -28,18 +30,21 @@ def with_a_third_of_the_memory(run: Callable[[], list]) -> tuple[list, list]:
     first = run()
     took = torch.cuda.max_memory_allocated() - before
     settle()
+    limit = torch.cuda.memory_reserved() + took + 2**25
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     taken = all_but(took // 3)
     print(f"steps took {took:,} bytes; {took // 3:,} are left")
     try:
         return first, run()
     finally:
         del taken
+        torch.cuda.set_per_process_memory_fraction(1.0)
         settle()
 
 
 def all_but(spared: int) -> list[torch.Tensor]:
-    """All memory that can be had, also what PyTorch keeps between tensors, but for so many bytes, and 16 MiB
-    in the segments that PyTorch has for small tensors alone.
+    """All memory that this process may have, also what PyTorch keeps between tensors, but for so many bytes,
+    and 16 MiB in the segments that PyTorch has for small tensors alone.
     """
     spare = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (spared, *[2**20] * 16)]
     taken, size = [], 2**36

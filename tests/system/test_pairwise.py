@@ -192,7 +192,8 @@ def test_the_same_tokens_on_a_gpu(checkpoint, combination, no_tf32):
 @pytest.mark.parametrize("kv_cache", ["paged", "slots"])
 def test_in_bf16_each_token_is_among_the_likeliest_of_fp32(kv_cache):
     """Rounding may turn a close race; it makes no unlikely token win."""
-    llm = LLM("storyteller", device="cuda", dtype="bfloat16", kv_cache=kv_cache)
+    options = {"device": "cuda", "dtype": "bfloat16", "kv_cache_memory_bytes": 2**26}
+    llm = LLM("storyteller", kv_cache=kv_cache, max_num_seqs=4, **options)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     outputs = llm.generate(["Once upon a time", "The cat", "One day, Tim found a", "It rained."], params)
     theirs = reference.load("storyteller").float()
