@@ -3,19 +3,21 @@
     python -m benchmarks.sitting part03_kv_cache part07_batching
     python -m benchmarks.sitting "part02_growth --repeats 5"        # a benchmark with its own options
     python -m benchmarks.sitting --patience 60 --tries 3 part03_kv_cache
+    python -m benchmarks.sitting --reference day.json part05_sampling       # the sitting goes on another time
 
 A yardstick is work that no change of ours can make faster: a bare read of 64 MB (memory), a product of two
 matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
-process of its own, with one thread. The sitting's reference is the first of three quiet yardsticks that
-agrees with one before it, since a single one may be odd. A record is kept, with all three yardsticks in it,
-if each measure has the same median in them to within a tenth, and this lies within a tenth of its first
-quartile: neighbours on a shared machine only ever make it slower, so the machine was itself at least half of
-the time. Otherwise the record that was there before stands again. So all that a sitting keeps was measured on
-a machine in one state. The rounds of a benchmark are not judged: README.md of this folder says why.
+process of its own, with one thread, for so long that neighbours on a shared machine, who come and go several
+times in a second, are in its mean as they are in a benchmark's. Beside the mean it has the first tenth: what
+the work takes where nobody disturbs it. A record is kept, with its yardsticks in it, if each mean is the same
+in them to within a tenth, also at the sitting's reference. Otherwise the record that was there before stands
+again. So all that a sitting keeps was measured on a machine in one state, and each record says how far that
+was from idle. The rounds of a benchmark are not judged: README.md of this folder says why.
 
-Before a benchmark begins, up to `--patience` yardsticks (some seconds each) wait for a quiet one that agrees
-with the reference. What was refused is tried again when all others had their turn, up to `--tries` times in
-all. The exit status is 1 if something was not kept in the end.
+The reference is the first of three yardsticks that agrees with one before it, since a single one may be odd.
+Before a benchmark begins, up to `--patience` yardsticks wait for one that agrees with it. What was refused is
+tried again when all others had their turn, up to `--tries` times in all. The exit status is 1 if something
+was not kept in the end.
 """
 
 import argparse
@@ -36,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import RESULTS, ROOT
 
-ROUNDS = 161  # some four seconds: what disturbs comes and goes within one
+ROUNDS = 640  # some sixteen seconds
 MOST = 1.1  # times as long: more than that is another machine
 REFERENCE = "at the sitting's reference"
 
-Measures = dict[str, dict[str, float]]  # of each measure: median, first and third quartile, in ms
+Measures = dict[str, dict[str, float]]  # of each measure: the mean and the first tenth, in ms
 
 
 def yardstick(rounds: int = ROUNDS) -> Measures:
@@ -62,60 +64,54 @@ def yardstick(rounds: int = ROUNDS) -> Measures:
 
 
 def measure(times: list[float]) -> dict[str, float]:
-    first, median, third = statistics.quantiles(times, n=4)
-    return {"median_ms": round(median, 4), "first_ms": round(first, 4), "third_ms": round(third, 4)}
+    """From times in ms, two or more."""
+    tenth = statistics.quantiles(times, n=10, method="inclusive")[0]
+    return {"mean_ms": round(statistics.fmean(times), 4), "tenth_ms": round(tenth, 4)}
 
 
 class Restless(Exception):
     """Why the machine is not still enough to measure on."""
 
 
-def unquiet(measures: Measures) -> str | None:
-    """Why a yardstick is not quiet; None if it is."""
-    for name, seen in measures.items():
-        if seen["median_ms"] > MOST * seen["first_ms"]:
-            return f"{name} took {seen['median_ms']:.3g} ms, and {seen['first_ms']:.3g} in its faster quarter"
-    return None
-
-
 def changed(yardsticks: dict[str, Measures]) -> str | None:
     """Why the machine is not the same in all yardsticks, named by when they were taken; None if it is."""
     for (when, one), (later, other) in combinations(yardsticks.items(), 2):
         for name in one:
-            medians = one[name]["median_ms"], other[name]["median_ms"]
-            if max(medians) > MOST * min(medians):
-                return f"{name} took {medians[0]:.3g} ms {when} and {medians[1]:.3g} ms {later}"
+            means = one[name]["mean_ms"], other[name]["mean_ms"]
+            if max(means) > MOST * min(means):
+                return f"{name} took {means[0]:.3g} ms {when} and {means[1]:.3g} ms {later}"
     return None
 
 
-def wait_until_quiet(
-    yardstick: Callable[[], Measures], patience: int, reference: Measures | None = None
-) -> Measures:
-    """The first quiet yardstick that agrees with the `reference`, where there is one. Restless: none of the
-    first `patience` does.
-    """
-    why = None
+def wait_for(reference: Measures, yardstick: Callable[[], Measures], patience: int) -> Measures:
+    """The first of `patience` yardsticks that agrees with the `reference`. Restless: none does."""
     for _ in range(patience):
         measures = yardstick()
-        why = unquiet(measures)
-        if why is None and reference is not None:
-            why = changed({REFERENCE: reference, "before it": measures})
+        why = changed({REFERENCE: reference, "before it": measures})
         if why is None:
             return measures
     raise Restless(f"{patience} yardsticks were refused, the last: {why}")
 
 
-def agree_on_reference(yardstick: Callable[[], Measures], patience: int) -> Measures:
-    """The first of three quiet yardsticks that agrees with one before it. Restless: none does, or none of
-    `patience` yardsticks in a row is quiet.
-    """
-    quiet: list[Measures] = []
-    for _ in range(3):
-        quiet.append(wait_until_quiet(yardstick, patience))
-        if any(changed({"before": earlier, "now": quiet[-1]}) is None for earlier in quiet[:-1]):
-            return quiet[-1]
-    why = changed({"at the second": quiet[1], "at the third": quiet[2]})
-    raise Restless(f"no two of three quiet yardsticks agreed: {why}")
+def agree_on_reference(yardstick: Callable[[], Measures]) -> Measures:
+    """The first of three yardsticks that agrees with one before it. Restless: none does."""
+    seen = [yardstick()]
+    for _ in range(2):
+        seen.append(yardstick())
+        if any(changed({"before": earlier, "now": seen[-1]}) is None for earlier in seen[:-1]):
+            return seen[-1]
+    why = changed({"at the second": seen[1], "at the third": seen[2]})
+    raise Restless(f"no two of three yardsticks agreed: {why}")
+
+
+def reference_of(path: Path | None) -> Measures:
+    """The reference of the sitting that wrote `path`, or a new one, which is written there."""
+    if path is not None and path.exists():
+        return json.loads(path.read_text())
+    reference = agree_on_reference(in_its_own_process)
+    if path is not None:
+        path.write_text(json.dumps(reference) + "\n")
+    return reference
 
 
 def in_its_own_process() -> Measures:
@@ -141,21 +137,19 @@ def sit(
     folder: Path = RESULTS,
     patience: int = 1,
 ) -> str | None:
-    """Run a benchmark between two yardsticks, once one of the first `patience` is quiet and agrees with the
-    sitting's `reference`. Why its records were not kept, or None: they were.
+    """Run a benchmark between two yardsticks, once one of the first `patience` agrees with the sitting's
+    `reference`. Why its records were not kept, or None: they were.
     """
     pattern = benchmark.split()[0] + "*.json"
     stood = {path: path.read_bytes() for path in folder.glob(pattern)}
     try:
-        before = wait_until_quiet(yardstick, patience, reference)
+        before = wait_for(reference, yardstick, patience)
     except Restless as error:
         return f"it was not begun, {error}"
     status = run(benchmark)
     after = yardstick()
     if status:
         why = f"it ended with status {status}"
-    elif why := unquiet(after):
-        why = f"after it, {why}"
     else:
         why = changed({"before it": before, "after it": after, REFERENCE: reference})
     yardsticks = {"reference": reference, "before": before, "after": after}
@@ -193,8 +187,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK")
-    parser.add_argument("--patience", type=int, default=40, help="yardsticks that wait for a quiet one")
+    parser.add_argument("--patience", type=int, default=40, help="yardsticks that wait for one that agrees")
     parser.add_argument("--tries", type=int, default=2, help="of each benchmark")
+    parser.add_argument("--reference", type=Path, help="file of the reference; made if it is not there")
     parser.add_argument("--yardstick", action="store_true", help="print one, and record nothing")
     options = parser.parse_args()
     if options.yardstick:
@@ -203,7 +198,7 @@ def main() -> None:
         parser.error("name a benchmark; --patience and --tries are at least 1")
     else:
         try:
-            reference = agree_on_reference(in_its_own_process, options.patience)
+            reference = reference_of(options.reference)
         except Restless as error:
             sys.exit(f"nothing was begun, {error}")
         sit_once = partial(sit, reference=reference, patience=options.patience)

@@ -19,33 +19,19 @@ from benchmarks.sitting import (
     measure,
     sit,
     sit_all,
-    unquiet,
     yardstick,
 )
 
 
-def measures(median: float, first: float | None = None, third: float | None = None) -> Measures:
-    return {
-        "read": {"median_ms": median, "first_ms": first or median, "third_ms": third or median},
-        "argmax": {"median_ms": 3.0, "first_ms": 3.0, "third_ms": 3.0},
-    }
+def measures(mean: float) -> Measures:
+    return {"read": {"mean_ms": mean, "tenth_ms": 1.0}, "argmax": {"mean_ms": 3.0, "tenth_ms": 3.0}}
 
 
 REFERENCE = measures(10.5)
-STILL = (measures(10.0, 9.8, 14.0), measures(10.9))  # disturbed in a quarter of its rounds
+STILL = (measures(10.0), measures(10.9))
 RESTLESS = {
     "slower": (measures(10.0), measures(11.2), "read took 10 ms before it and 11.2 ms after it"),
     "quicker": (measures(11.2), measures(10.0), "read took 11.2 ms before it and 10 ms after it"),
-    "wide before": (
-        measures(10.0, 9.0, 10.0),
-        measures(10.0),
-        "it was not begun, 1 yardsticks were refused, the last: read took 10 ms, and 9 in its faster quarter",
-    ),
-    "wide after": (
-        measures(10.0),
-        measures(10.0, 9.0),
-        "after it, read took 10 ms, and 9 in its faster quarter",
-    ),
 }
 
 
@@ -93,45 +79,24 @@ def test_a_benchmark_that_failed_leaves_no_record(folder):
     assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
 
 
-def test_a_yardstick_has_each_measure_in_the_order_of_its_quartiles():
-    assert measure([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median_ms": 3.0, "first_ms": 1.5, "third_ms": 4.5}
+def test_a_yardstick_has_the_mean_and_the_first_tenth_of_each_measure():
+    assert measure([5.0, 1.0, 3.0, 2.0, 14.0]) == {"mean_ms": 5.0, "tenth_ms": 1.4}
     seen = yardstick(rounds=3)
     assert set(seen) == {"read of 64 MB", "product", "argmax"}
     for times in seen.values():
-        assert 0 < times["first_ms"] <= times["median_ms"] <= times["third_ms"]
-    same = {name: dict.fromkeys(times, times["median_ms"]) for name, times in seen.items()}
-    assert unquiet(same) is None
-    assert changed({"before": same, "after": same}) is None
+        assert 0 < times["tenth_ms"] <= times["mean_ms"]
+    assert changed({"before": seen, "after": seen}) is None
 
 
-def test_it_waits_for_a_quiet_yardstick_and_begins_at_the_first(folder):
-    before, after = STILL
-    wide = measures(10.0, 9.0, 10.0)
-    seen, ran = iter((wide, wide, before, after)), []
-
-    def run(benchmark: str) -> int:
-        ran.append(benchmark)
-        (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
-        return 0
-
-    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3) is None
-    assert ran == ["part99_x"], "once"
-    assert results(folder)["part99_x"]["yardstick"] == {
-        "reference": REFERENCE,
-        "before": before,
-        "after": after,
-    }
-
-
-def test_without_a_quiet_yardstick_nothing_is_begun(folder):
-    seen = iter([measures(10.0, 9.0, 10.0)] * 3)
+def test_without_a_yardstick_that_agrees_nothing_is_begun(folder):
+    seen = iter([measures(12.0)] * 3)
 
     def run(benchmark: str) -> int:
         pytest.fail("it was begun")
 
     why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3)
-    refused = "3 yardsticks were refused, the last: read took 10 ms, and 9 in its faster quarter"
-    assert why == f"it was not begun, {refused}"
+    refused = "3 yardsticks were refused, the last: read took 10.5 ms at the sitting's reference and 12 ms"
+    assert why == f"it was not begun, {refused} before it"
     assert next(seen, None) is None, "as many as there is patience for"
 
 
@@ -170,53 +135,54 @@ def test_a_machine_that_changed_since_the_sitting_began_is_another(folder):
     assert results(folder) == {"part99_x": {"figures": "old"}, "part98_x": {"figures": "another"}}
 
 
-def test_it_is_not_begun_on_a_machine_that_changed_since_the_sitting_began(folder):
-    slow, (before, after) = measures(12.0), STILL
-    seen = iter((slow, before, after))
+def test_it_waits_for_a_yardstick_that_agrees_and_begins_at_the_first(folder):
+    before, after = STILL
+    seen, ran = iter((measures(12.0), measures(12.0), before, after)), []
 
     def run(benchmark: str) -> int:
+        ran.append(benchmark)
         (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
         return 0
 
-    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2) is None
-    seen = iter((slow, slow))
-    why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=2)
-    took = "read took 10.5 ms at the sitting's reference and 12 ms before it"
-    assert why == f"it was not begun, 2 yardsticks were refused, the last: {took}"
+    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3) is None
+    assert ran == ["part99_x"], "once"
+    yardsticks = {"reference": REFERENCE, "before": before, "after": after}
+    assert results(folder)["part99_x"]["yardstick"] == yardsticks
+
+
+def references_of(monkeypatch, yardsticks: list[Measures], *options: str) -> list[Measures]:
+    """The reference that each of two benchmarks is given; no yardstick is left over."""
+    references, seen = [], iter(yardsticks)
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
+    monkeypatch.setattr(sitting, "sit", lambda benchmark, reference, patience: references.append(reference))
+    monkeypatch.setattr("sys.argv", ["sitting", *options, "part98_x", "part99_x"])
+    with pytest.raises(SystemExit, match="False"):
+        main()
+    assert next(seen, None) is None, "no yardstick more than it needs"
+    return references
 
 
 @pytest.mark.parametrize("earlier", [[10.0], [20.0, 10.0], [10.0, 20.0]])
-def test_the_reference_is_a_quiet_yardstick_that_agrees_with_one_before_it(monkeypatch, earlier):
-    wide, references = measures(10.0, 9.0, 10.0), []
-    seen = iter((wide, *map(measures, earlier), wide, REFERENCE))
-    monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
-    monkeypatch.setattr(sitting, "sit", lambda benchmark, reference, patience: references.append(reference))
-    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "2", "part98_x", "part99_x"])
-    with pytest.raises(SystemExit, match="False"):
-        main()
-    assert references == [REFERENCE, REFERENCE], "one for all"
-    assert next(seen, None) is None, "and no yardstick more than it needs"
+def test_the_reference_is_a_yardstick_that_agrees_with_one_before_it(monkeypatch, earlier):
+    yardsticks = [*map(measures, earlier), REFERENCE]
+    assert references_of(monkeypatch, yardsticks) == [REFERENCE, REFERENCE], "one for all"
 
 
-def test_three_quiet_yardsticks_of_which_no_two_agree_are_no_reference(monkeypatch):
+def test_a_sitting_goes_on_with_the_reference_that_it_wrote(monkeypatch, tmp_path):
+    path = tmp_path / "day.json"
+    begun = references_of(monkeypatch, [measures(10.0), REFERENCE], "--reference", str(path))
+    assert begun == [REFERENCE, REFERENCE] == references_of(monkeypatch, [], "--reference", str(path))
+
+
+def test_three_yardsticks_of_which_no_two_agree_are_no_reference(monkeypatch):
     seen = iter((measures(10.0), measures(12.0), measures(15.0)))
     monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
     monkeypatch.setattr(sitting, "sit", lambda *_, **__: pytest.fail("it was begun"))
-    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "1", "part99_x"])
+    monkeypatch.setattr("sys.argv", ["sitting", "part99_x"])
     with pytest.raises(SystemExit) as ended:
         main()
     took = "read took 12 ms at the second and 15 ms at the third"
-    assert ended.value.code == f"nothing was begun, no two of three quiet yardsticks agreed: {took}"
-
-
-def test_without_a_quiet_reference_nothing_is_begun(monkeypatch):
-    monkeypatch.setattr(sitting, "in_its_own_process", lambda: measures(10.0, 9.0, 10.0))
-    monkeypatch.setattr(sitting, "sit", lambda *_, **__: pytest.fail("it was begun"))
-    monkeypatch.setattr("sys.argv", ["sitting", "--patience", "3", "part99_x"])
-    with pytest.raises(
-        SystemExit, match="nothing was begun, 3 yardsticks were refused, the last: read took 10 ms, and 9 in"
-    ):
-        main()
+    assert ended.value.code == f"nothing was begun, no two of three yardsticks agreed: {took}"
 
 
 def test_a_yardstick_is_in_ms_of_one_thread_without_the_two_rounds_that_warm_up(monkeypatch):
@@ -226,7 +192,7 @@ def test_a_yardstick_is_in_ms_of_one_thread_without_the_two_rounds_that_warm_up(
     sizes, ones = [], torch.ones
     monkeypatch.setattr(torch, "ones", lambda *shape: sizes.append(shape) or ones(*shape))
     seen = yardstick(rounds=5)
-    assert list(seen.values()) == [{"median_ms": 3.0, "first_ms": 1.5, "third_ms": 4.5}] * 3
+    assert list(seen.values()) == [{"mean_ms": 3.0, "tenth_ms": 1.4}] * 3
     assert next(ticks, None) is None, "two rounds more than are asked for, and no third"
     assert torch.get_num_threads() == 1, "one thread"
     assert sizes[0] == (2**26 // 4,), "64 MB of fp32, as its name says"
@@ -237,7 +203,7 @@ def test_a_yardstick_is_written_to_four_places():
 
 
 def test_a_tenth_is_no_more_than_a_tenth(folder):
-    assert sat(folder, measures(10.0, 10.0, 11.0), measures(11.0)) is None
+    assert sat(folder, measures(10.0), measures(11.0)) is None
 
 
 def test_a_record_is_written_as_its_benchmark_wrote_it(folder):
