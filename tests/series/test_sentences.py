@@ -138,6 +138,87 @@ def test_a_stream_has_its_first_word_sooner_and_its_last_one_later(users):
     assert stream["last_word_ms"] > piece["last_word_ms"]
 
 
+def in_steps(figure: str) -> dict[str, dict]:
+    """Of each side of part14_stream_interval, the figure's median and quartiles."""
+    sides = figures("part14_stream_interval")["in_steps"]
+    return {name.removeprefix("stream, tokens an event: "): side[figure] for name, side in sides.items()}
+
+
+def test_neither_readers_nor_the_switch_interval_keep_the_engine_and_a_tenth_is_noise():
+    step, last = in_steps("step"), in_steps("last_word")
+    assert abs(step["in one piece"]["median"] - 1) == pytest.approx(0.1, abs=0.03)
+    for side in ("1, readers throw it away", "1, the lock changes hands sooner"):
+        assert last[side]["median"] == pytest.approx(last["1"]["median"], rel=0.05), "nothing changes"
+
+
+def test_half_the_events_take_away_a_third_to_a_half_of_the_loss_and_a_fifth_all_that_can_be_told():
+    last, piece = in_steps("last_word"), in_steps("last_word")["in one piece"]
+    tokens = read_record("part14_stream_interval")["workload"]["tokens"]
+    streams = {name: side["median"] for name, side in last.items()}
+    gained = streams["1"] - streams["2"]
+    assert gained / (streams["1"] - piece["median"]) == pytest.approx(1 / 3, abs=0.05)
+    assert gained / (streams["1"] - tokens) == pytest.approx(1 / 2, abs=0.05)
+    assert last["1"]["first"] > max(last["2"]["third"], piece["third"])
+    assert all(last[n]["first"] < piece["third"] for n in ("5", "10", "20")), "cannot be told from one piece"
+    assert last["5"]["first"] < last["20"]["third"], "nor from each other"
+    assert 1.15 < streams["1"] / tokens < streams["1"] / piece["median"] < 1.4, "a fifth to a third later"
+    users = figures("part14_streaming")["users"]["32"]
+    ratio = users["stream"]["last_word_ms"] / users["one piece"]["last_word_ms"]
+    assert ratio == pytest.approx(1.5, abs=0.1), "half as late again, in the table of readers"
+
+
+def test_what_the_loop_works_more_a_step_is_longer_and_the_engine_waits():
+    loop, step, waits = (
+        {name: side["median"] for name, side in in_steps(figure).items()}
+        for figure in ("loop", "step", "waits")
+    )
+    more = loop["1"] - loop["in one piece"]
+    assert 0.2 < more < 0.25, "nearly a quarter of a step"
+    assert step["1"] - 1 < more < step["1"] - step["in one piece"], "the step is longer by about as much"
+    assert in_steps("waits")["1"]["first"] > in_steps("waits")["in one piece"]["third"]
+    assert max(waits[n] for n in ("5", "10", "20")) == waits["5"]
+    assert waits["5"] == pytest.approx(waits["in one piece"], abs=0.02)
+    found = read_record("part14_stream_interval")
+    event_ms = loop["1"] * found["figures"]["control_step_ms"]["median"] / found["workload"]["users"]
+    assert event_ms == pytest.approx(1 / 6, abs=0.02)
+
+
+def goodput(percent: int, side: str, figure: str = "in_time") -> dict:
+    return figures("part15_goodput")[str(percent)]["shares"][side][figure]
+
+
+def test_at_half_the_load_nobody_waits_and_at_three_times_a_bound_alone_has_answers_in_time():
+    sides = ("no bound", "a bound", "a deadline alone")
+    assert all(goodput(50, side) == goodput(50, "no bound", "asked") for side in sides)
+    found = figures("part15_goodput")
+    counted = read_record("part15_goodput")["workload"]["seconds"] / 2
+    expected = 0.5 * found["50"]["full_seats_complete_per_second"]["median"] * counted
+    assert (round(expected), round(expected**0.5)) == (24, 5)
+    assert goodput(100, "no bound")["median"] > 0.9, "most rounds went well"
+    rows = read_record("part15_goodput")["tables"]["in_time"]["rows"]
+    worst_without, worst_with = (float(cell.split("(")[1].split(" to ")[0]) for cell in rows[1][1:3])
+    assert worst_without < 0.1, "next to nothing"
+    assert worst_with == pytest.approx(0.75, abs=0.03), "three quarters"
+    assert rows[2][1] == "0 (0 to 0)", "nothing, in any round"
+    full = found["300"]["full_seats_complete_per_second"]["median"] * counted
+    assert (round(full), round(goodput(300, "a deadline alone")["median"] * full)) == (44, 1)
+    assert goodput(300, "a bound", "asked")["median"] > 3
+
+
+def test_a_bound_of_16_is_too_large_for_a_second_and_13_would_fit():
+    workload = read_record("part15_goodput")["workload"]
+    pace = figures("part15_goodput")["300"]["full_seats_complete_per_second"]["median"]
+    seats, (least, most) = workload["seats"], workload["new_tokens"]
+    average = seats / pace
+    longest = average * most / ((least + most) / 2)
+    waits = {bound: (bound - seats) / pace for bound in (13, 14, workload["bound"])}
+    assert (round(average, 2), round(longest, 2), round(waits[16], 2)) == (0.45, 0.68, 0.45)
+    assert (round(waits[16] + average, 1), round(waits[16] + longest, 1)) == (0.9, 1.1)
+    assert round(1.1 * (waits[16] + average), 2) == 1, "a tenth slower"
+    assert round(waits[13] + longest, 2) == 0.97
+    assert workload["good_seconds"] < waits[14] + longest < 1.05
+
+
 def test_eight_rows_cost_less_than_two_and_a_draft_more_than_a_quarter():
     ms = figures("part16_speculation")["ms"]
     assert ms["rows_8"] < 2 * ms["rows_1"]
