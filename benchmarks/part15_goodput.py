@@ -4,7 +4,7 @@
     python -m benchmarks.part15_goodput         # puts together what was measured at each of PERCENTS
 
 `storyteller`, one thread, a server in a process of its own for each side: no bound, a bound of twice the
-seats, no bound but a deadline. A closed loop with twice as many users as seats says what full seats complete,
+seats, a smaller one, no bound but a deadline. A closed loop with twice as many users as seats says what full seats complete,
 before and after each round; a round in which that has changed by more than a tenth is taken again. An open
 loop offers so many percent of it: requests come by chance (Poisson), each is sent once. In time is who has
 all of the answer GOOD_SECONDS after it was due. Counted are the requests of the second half: the first half
@@ -43,14 +43,16 @@ PROMPT_TOKENS, NEW_TOKENS, BUDGET = (8, 32), (32, 96), 256
 PERCENTS = (50, 100, 300)  # of what full seats complete
 GOOD_SECONDS = 1.0
 NO_BOUND = 10**6  # sequences
+SMALLER = 13 / 8  # of the seats
 CAPACITY_SECONDS = 5
 
 
 def sides(seats: int) -> dict[str, tuple[int, float | None]]:
     """(bound on the sequences, deadline in seconds) of each side."""
+    bounds = (2 * seats, int(SMALLER * seats))
     return {
         "no bound": (NO_BOUND, None),
-        "a bound": (2 * seats, None),
+        **{f"a bound of {bound}": (bound, None) for bound in bounds},
         "a deadline alone": (NO_BOUND, GOOD_SECONDS),
     }
 
@@ -122,7 +124,7 @@ def at(percent: int, rounds: int, seats: int, seconds: int) -> None:
     row = [f"{percent / 100:g}", *(middle(of["in_time"]) for of in shares.values())]
     tables = {"in_time": {"columns": ["asked for, of what full seats complete", *shares], "rows": [row]}}
     workload = {
-        "model": MODEL, "seats": seats, "bound": 2 * seats, "good_seconds": GOOD_SECONDS,
+        "model": MODEL, "seats": seats, "good_seconds": GOOD_SECONDS,
         "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "seconds": seconds,
         "rounds": rounds, "torch_threads": 1, "generator": "on the same machine",
     }  # fmt: skip
