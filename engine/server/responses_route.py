@@ -25,7 +25,7 @@ from engine.server.backend import Backend, OutputStream
 from engine.server.chat import Chat, read_prompt
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_tools import AnswerItems
-from engine.server.complete import last_outputs, refuse_unknown
+from engine.server.complete import last_outputs, refuse_unknown_model
 from engine.server.errors import RequestError, as_request_error
 from engine.server.fields import Fields
 from engine.server.responses import openapi_responses
@@ -51,7 +51,7 @@ def responses_route(
         @app.post("/responses", summary=summary, response_model=None, responses=answers)
         async def responses(body: ResponsesRequest, request: Request) -> Response:
             model = backend.models()[0] if body.model is None else body.model
-            refuse_unknown(model, backend)
+            refuse_unknown_model(model, backend)
             response_id = f"resp_{uuid.uuid4().hex}"
             async with AsyncExitStack() as admitted:
                 with _names_of_this_api():
