@@ -191,6 +191,13 @@ class CompletionRequest(SamplingFields):
         return super()._sent_params() | {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
 
 
+def check_num_logprobs(field: str, value: int | None) -> None:
+    """Raise RequestError if `value` is given and is not in 0 to MAX_LOGPROBS. `field` is the field's name."""
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        message = f"{field}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
+        raise RequestError(400, message, param=field)
+
+
 Body = TypeVar("Body", bound=SamplingFields)
 
 
