@@ -55,8 +55,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice without its index. If nothing was sent (`previous` is None), it also has the prompt's
-        part: with `echo` the text, and with `prompt_logprobs` the list of `prompt_scores_json`.
+        """OpenAI's choice without its index. If nothing was sent before (`previous` is None), it also has the
+        prompt's part: with `echo` the text, and with `prompt_logprobs` the list of `prompt_scores_json`.
         """
         is_first = previous is None
         choice = super().choice(body, output, sample, previous)
@@ -105,7 +105,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> None:
-        """Add the tokens of one choice to `lists`: the echoed prompt, if nothing was sent, then new tokens."""
+        """Add one choice's tokens to `lists`: the echoed prompt's, if nothing was sent; then new ones."""
         prompt_text = self._prompt_text(body, output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
