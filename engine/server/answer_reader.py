@@ -81,7 +81,7 @@ class AnswerReader:
         return shown
 
     def _is_shown(self, piece: Piece, num_calls: int) -> bool:
-        """Whether a piece is in the answer. `num_calls` calls have begun up to this piece, itself included."""
+        """Whether a piece is in the answer. `num_calls` calls have begun up to and with this piece."""
         match piece.kind:
             case "reasoning":
                 return self.is_reasoning_shown
