@@ -27,8 +27,9 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from pydantic import StrictBool
 
-from engine.core.engine_thread import EngineError, EngineThread
+from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
+from engine.core.mailbox import EngineError
 from engine.lora.adapter import Adapter, read_adapter
 from engine.lora.manager import AdapterError, AdapterManager
 from engine.models.checkpoint import CheckpointError
@@ -76,10 +77,10 @@ class AdapterEngineThread(EngineThread):
 
         Raises ValueError if `name` is not accepted, and CheckpointError if the files are not.
         """
-        is_base = name in super().models()
-        if not NAME.fullmatch(name) or is_base:
-            reason = "that is the base model" if is_base else NAME_RULE
-            raise ValueError(f"lora_name={name!r}: {reason}")
+        if name in super().models():
+            raise ValueError(f"lora_name={name!r}: that is the base model")
+        if not NAME.fullmatch(name):
+            raise ValueError(f"lora_name={name!r}: {NAME_RULE}")
         slots = self.manager.slots
         return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)
 
@@ -111,10 +112,10 @@ class AdapterEngineThread(EngineThread):
 
 
 async def in_daemon_thread(function: Callable[[], Result]) -> Result:
-    """What `function` returns or raises, called in a thread of its own.
+    """Call `function` in a thread of its own; return what it returns, or raise what it raises.
 
-    Neither the event loop nor the process waits for this thread when it ends, as it does for those of
-    `asyncio.to_thread`: a read from a network folder that has gone may never return.
+    A read from a network folder that has gone may never return. The process can end then, because it does not
+    wait for this thread; it would wait for the threads of `asyncio.to_thread`.
     """
     result: Future[Result] = Future()
 
@@ -124,7 +125,7 @@ async def in_daemon_thread(function: Callable[[], Result]) -> Result:
         except BaseException as error:
             result.set_exception(error)
 
-    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left
+    result.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread running
     threading.Thread(target=run, name="read adapter", daemon=True).start()
     return await asyncio.wrap_future(result)
 

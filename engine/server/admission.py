@@ -28,7 +28,7 @@ request that has a token at its deadline, or when the shutdown ends it, is not a
 import asyncio
 import math
 from dataclasses import replace
-from typing import Self
+from typing import Literal, Self, get_args
 
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
@@ -40,8 +40,12 @@ from engine.server.errors import RequestError
 from engine.server.watch import StepWatch
 from engine.server.wrapped_backend import WrappedBackend
 
-REFUSED = ("queue_full", "request_too_large", "queue_timeout", "shutting_down", "engine_stuck", "engine_down")
-CUT_SHORT = ("queue_timeout", "shutting_down")  # why a request ends before it is done
+Code = Literal[
+    "queue_full", "request_too_large", "queue_timeout", "shutting_down", "engine_stuck", "engine_down"
+]  # fmt: skip
+EndReason = Literal["queue_timeout", "shutting_down"]  # why a request ends before it is done
+REFUSED: tuple[Code, ...] = get_args(Code)
+CUT_SHORT: tuple[EndReason, ...] = get_args(EndReason)
 
 
 class AdmittedStream:
@@ -54,16 +58,16 @@ class AdmittedStream:
         self.tokens = stream.tokens
         self._admission, self._stream, self._sequences = admission, stream, sequences
         self._ends_at = ends_at
-        self._end_reason = "queue_timeout"  # one of CUT_SHORT: why the request ends at `_ends_at`
-        self._reader_timeout: asyncio.Timeout | None = None
+        self._end_reason: EndReason = "queue_timeout"  # why the request ends at `_ends_at`
+        self._reader_timeout: asyncio.Timeout | None = None  # around the wait of a reader that waits
         self._latest: RequestOutput | None = None
         self.has_begun = False  # whether a reader has started to read
         self._is_over = False  # whether the places are given back
         if admission.has_ended_all:
             self.end("shutting_down")
 
-    def end(self, reason: str) -> None:
-        """End the stream now. `reason` is one of CUT_SHORT."""
+    def end(self, reason: EndReason) -> None:
+        """End the stream now."""
         self._ends_at = -math.inf
         self._end_reason = reason
         # An expired timeout cannot be rescheduled.
@@ -112,7 +116,9 @@ class AdmittedStream:
         if latest is None or not any(sample.token_ids for sample in latest.outputs):
             raise self._admission.refusal(self._end_reason)
         self._admission.cut_short[self._end_reason] += 1
-        samples = [replace(s, finish_reason=s.finish_reason or "abort") for s in latest.outputs]
+        samples = [
+            replace(sample, finish_reason=sample.finish_reason or "abort") for sample in latest.outputs
+        ]
         return replace(latest, outputs=samples, finished=True)
 
     async def aclose(self) -> None:
@@ -143,15 +149,16 @@ class Admission(WrappedBackend):
         super().__init__(backend)
         self.capacity = capacity
         self.request_timeout, self.watch = request_timeout, watch
-        self.refused = dict.fromkeys(REFUSED, 0)  # code -> number of requests
-        self.cut_short = dict.fromkeys(CUT_SHORT, 0)  # reason -> number of requests
+        self.refused: dict[str, int] = dict.fromkeys(REFUSED, 0)  # code -> number of requests
+        self.cut_short: dict[str, int] = dict.fromkeys(CUT_SHORT, 0)  # EndReason -> number of requests
         self._admitted: set[AdmittedStream] = set()
         self._closes_at: float | None = None  # during a shutdown: when the server will have ended
         self.has_ended_all = False  # whether `end_all` was called
 
     def health(self) -> bool:
         """True if requests can be served. Raises RequestError, with the reason, if they cannot."""
-        if code := self._unavailable_code():
+        code = self._unavailable_code()
+        if code is not None:
             raise self._error(code)
         return True
 
@@ -228,21 +235,23 @@ class Admission(WrappedBackend):
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 
-    def _unavailable_code(self) -> str | None:
+    def _unavailable_code(self) -> Code | None:
         """The code of the error if no request can be served now; None if requests can be served."""
         if self._closes_at is not None:
             return "shutting_down"
         if not self.backend.health():
             return "engine_down"
-        return "engine_stuck" if self.watch and self.watch.is_stuck() else None
+        if self.watch is not None and self.watch.is_stuck():
+            return "engine_stuck"
+        return None
 
-    def refusal(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
+    def refusal(self, code: Code, sequences: int = 0, tokens: int = 0) -> RequestError:
         """The error with this code, as from `_error`; also counts the refusal in `refused`."""
         self.refused[code] += 1
         return self._error(code, sequences, tokens)
 
-    def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """The error with this code, one of REFUSED. `sequences`, `tokens`: the amounts without room."""
+    def _error(self, code: Code, sequences: int = 0, tokens: int = 0) -> RequestError:
+        """The error with this code. `sequences`, `tokens`: the amounts for which there was no room."""
         match code:
             case "queue_full":
                 reason = f"the queue is full: {self.capacity.sequences} sequences are in it"
@@ -254,15 +263,17 @@ class Admission(WrappedBackend):
                 return self._too_large_error(sequences, tokens)
             case "shutting_down":
                 now = asyncio.get_running_loop().time()
-                wait = math.ceil(max(0.0, (self._closes_at or 0.0) - now))  # until the server has ended
+                # Until the server has ended. `end_all` may come without `begin_shutdown`.
+                wait = 0.0 if self._closes_at is None else self._closes_at - now
                 message, headers = "the server is shutting down", {"Connection": "close"}
-                return RequestError(503, message, code=code, retry_after=wait, headers=headers)
+                return RequestError(503, message, code=code, retry_after=math.ceil(wait), headers=headers)
             case "engine_stuck":
                 assert self.watch is not None  # `_unavailable_code` has called `watch.is_stuck`
                 silent = round(self.watch.silent_seconds())
                 message = f"the engine has been silent for {silent} s: its last step has not come back"
                 return RequestError(503, message, code=code)
-        return RequestError(503, "the engine has ended", code="engine_down")
+            case "engine_down":
+                return RequestError(503, "the engine has ended", code=code)
 
     def _try_again_error(self, status: int, code: str, reason: str, wait: float) -> RequestError:
         """The error of a request that may come again in `wait` seconds, with both headers that say so.
@@ -280,9 +291,12 @@ class Admission(WrappedBackend):
         """The error of a request for which an empty queue has no room. It names the limit that is too low."""
         limits = self.capacity.limits
         if sequences > limits.max_num_queued_reqs:
-            size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
+            param = "n"
+            size = f"{sequences} sequences"
+            limit = limits.max_num_queued_reqs
         else:
+            param = "max_tokens"
             size = f"{tokens} tokens with its answers"
-            limit, param = limits.max_num_queued_tokens, "max_tokens"
+            limit = limits.max_num_queued_tokens
         message = f"this request comes to {size}: the whole queue has room for {limit}"
         return RequestError(400, message, param=param, code="request_too_large")

@@ -51,7 +51,8 @@ class AnswerReader:
 
         `previous` is the same sample as it was last read; None if it was not read yet.
         """
-        pieces = self.parser.feed(sample.text[len(previous.text) if previous else 0 :])
+        num_read = len(previous.text) if previous else 0  # characters
+        pieces = self.parser.feed(sample.text[num_read:])
         if sample.finish_reason is not None:
             pieces = pieces + self.parser.end()
         for piece in pieces:
@@ -70,26 +71,28 @@ class AnswerReader:
 
     def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
         """As `pieces`, without thoughts and calls that are left out of the answer."""
-        index = len(self.calls) - 1  # of the call to which a piece belongs
+        num_calls = len(self.calls)  # up to and with a piece
         shown = []
         for piece in self.pieces(sample, previous):
             if piece.kind == "call":
-                index += 1
-            if self._is_shown(piece, index):
+                num_calls += 1
+            if self._is_shown(piece, num_calls):
                 shown.append(piece)
         return shown
 
-    def _is_shown(self, piece: Piece, index: int) -> bool:
-        """Whether a piece is in the answer. `index` is that of the last call up to this piece."""
-        if piece.kind == "reasoning":
-            return self.is_reasoning_shown
-        if piece.kind in ("call", "arguments", "broken"):
-            return self.max_calls is None or index < self.max_calls
-        return True
+    def _is_shown(self, piece: Piece, num_calls: int) -> bool:
+        """Whether a piece is in the answer. `num_calls` calls have begun up to and with this piece."""
+        match piece.kind:
+            case "reasoning":
+                return self.is_reasoning_shown
+            case "content":
+                return True
+            case "call" | "arguments" | "broken":
+                return self.max_calls is None or num_calls <= self.max_calls
 
     def finish_reason(self, sample: CompletionOutput) -> str | None:
         """The sample's finish reason. As in OpenAI's API, it is "tool_calls" instead of "stop" if the model
-        itself chose the tool that it calls.
+        itself chose the tool that it calls, and no call is broken.
         """
         model_chose_call = bool(self.calls) and not self.is_tool_named and not self.has_broken_call
         if sample.finish_reason == "stop" and model_chose_call:
@@ -97,10 +100,11 @@ class AnswerReader:
         return sample.finish_reason
 
     def message(self, sample: CompletionOutput, echoed: str = "") -> dict[str, Any]:
-        """The fields of a whole answer's message: "content", and "reasoning" and "tool_calls" if there are
-        any. `echoed` is put before the content.
+        """The fields of a whole answer's message: "content" (null if there are only thoughts or calls),
+        "reasoning" if the server separates thoughts (null without shown thoughts), and "tool_calls" if there
+        are any. `echoed` is put before the content.
         """
-        pieces = self.pieces(sample, None)
+        pieces = self.pieces(sample, previous=None)
         thoughts = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
         content = echoed + "".join(piece.text for piece in pieces if piece.kind == "content")
         is_nothing_said = not content and bool(self.calls or thoughts)
@@ -119,7 +123,7 @@ class AnswerReader:
         """
         entries: list[dict[str, Any]] = []  # of `tool_calls`
         delta: dict[str, Any] = {}
-        index = len(self.calls) - 1  # of the call to which a piece belongs
+        index = len(self.calls) - 1  # of the last call; `shown_pieces` adds those that begin now
         for piece in self.shown_pieces(sample, previous):
             if piece.kind == "call":
                 index += 1
@@ -130,7 +134,7 @@ class AnswerReader:
                 if not entries or entries[-1]["index"] != index:
                     entries.append({"index": index, "function": {"arguments": ""}})
                 entries[-1]["function"]["arguments"] += piece.text
-            elif piece.kind != "broken":
+            elif piece.kind in ("reasoning", "content"):  # also the names of the fields
                 delta[piece.kind] = delta.get(piece.kind, "") + piece.text
         if entries:
             delta["tool_calls"] = entries

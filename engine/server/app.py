@@ -19,8 +19,8 @@ from engine.decoding.prompts import Prompt
 from engine.machine.version import ruvon_version
 from engine.server import errors, responses
 from engine.server.backend import Backend
-from engine.server.complete import complete, refuse_unknown
-from engine.server.docs_page import HEADERS as docs_headers
+from engine.server.complete import complete, refuse_unknown_model
+from engine.server.docs_page import HEADERS as DOCS_HEADERS
 from engine.server.docs_page import PAGES, docs_page
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.middleware import (
@@ -91,12 +91,12 @@ def create_app(
     )
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
-    open_paths = OPEN_PATHS | set(open_paths)
-    _add_middleware(app, api_key, open_paths, allowed_hosts, max_body_bytes, max_requests)
+    all_open_paths = OPEN_PATHS | set(open_paths)
+    _add_middleware(app, api_key, all_open_paths, allowed_hosts, max_body_bytes, max_requests)
     _add_status_routes(app, backend)
     _add_model_routes(app, backend, details_of)
     _add_completions_route(app, backend, api or Completions())
-    _add_description_routes(app, open_paths if api_key else None)
+    _add_description_routes(app, all_open_paths if api_key else None)
     for extend in extensions:
         extend(app, backend)
     if root_path:
@@ -171,7 +171,7 @@ def _add_model_routes(app: FastAPI, backend: Backend, details_of: Callable[[str]
         responses=openapi_responses(responses.ModelCard),
     )
     async def model(name: str) -> dict:
-        refuse_unknown(name, backend)
+        refuse_unknown_model(name, backend)
         return model_card(name)
 
 
@@ -194,7 +194,7 @@ def _add_description_routes(app: FastAPI, open_paths: Collection[str] | None) ->
     server has no key.
     """
 
-    # All are made at the first request, when all extensions have added their routes.
+    # `@cache`: each is made once, at the first request, when all extensions have added their routes.
     @cache
     def description() -> dict[str, Any]:
         return app.openapi() if open_paths is None else _with_key(app.openapi(), open_paths)
@@ -211,7 +211,7 @@ def _add_description_routes(app: FastAPI, open_paths: Collection[str] | None) ->
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(page(), media_type="text/html", headers=docs_headers)
+        return Response(page(), media_type="text/html", headers=DOCS_HEADERS)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -219,7 +219,7 @@ def _add_description_routes(app: FastAPI, open_paths: Collection[str] | None) ->
 
 
 def _with_key(description: Mapping[str, Any], open_paths: Collection[str]) -> dict[str, Any]:
-    """An OpenAPI description, and that every route but `open_paths` needs the API key."""
+    """The OpenAPI description, which also says that every route but `open_paths` needs the API key."""
     paths = {}
     for path, operations in description["paths"].items():
         if path in open_paths:

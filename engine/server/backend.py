@@ -74,6 +74,7 @@ class LockedStream:
     """The stream of one request: a task that computes the request, and the latest output, if it is unread.
 
     The first read starts the task. The task never waits for the reader, because a reader may be slow or stop.
+    A read raises the exception with which the task has failed.
     """
 
     def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
@@ -97,15 +98,17 @@ class LockedStream:
     async def __anext__(self) -> RequestOutput:
         if self._is_over:
             raise StopAsyncIteration
-        self._task = self._task or asyncio.create_task(self._work(self))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(self))
         output = await self._unread.get()
-        self._is_over = isinstance(output, Exception) or output.finished
         if isinstance(output, Exception):
+            self._is_over = True
             raise output
+        self._is_over = output.finished
         return output
 
     async def aclose(self) -> None:
-        """Cancel the task and wait until it has unwound. A reader that waits for an output gets the end."""
+        """Cancel the task and wait until it has unwound. May be called twice."""
         self._is_over = True
         if self._task:
             self._task.cancel()
@@ -113,7 +116,7 @@ class LockedStream:
             self.put(StopAsyncIteration())  # wakes a reader that waits for an output
 
 
-# (parameters, token ids of the prompt, index of the sample) -> the function that chooses the sample's tokens.
+# (parameters, token ids of the prompt, index of the sample) -> the function that chooses the sample's tokens
 MakeChoose = Callable[[SamplingParams, Sequence[int], int], Choose]
 
 
@@ -178,9 +181,10 @@ class LockedBackend:
         )
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request_id, text, token_ids, [], finished=False)
-        room = self.config.max_positions - len(token_ids)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return LockedStream(partial(self._work, output, params), params.n * (len(token_ids) + max_tokens))
+        max_length = self.config.max_positions  # of prompt and output together
+        if params.max_tokens is not None:
+            max_length = min(max_length, len(token_ids) + params.max_tokens)
+        return LockedStream(partial(self._work, output, params), tokens=params.n * max_length)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:
@@ -218,7 +222,7 @@ class LockedBackend:
           begins.
         - Each state that is put is a record of its own, because a slow reader still holds the one before. The
           sample in the record has the visible text, the token ids so far, and, at the sample's end, its
-          finish_reason and stop_reason.
+          finish_reason and stop_reason (`step.output` has all but the finish_reason).
         - `output` is finished with the last token of the last sample.
         - If `stream.aborted` is set, the step under way is the last one. Unless the step has a finish reason
           of its own, the sample's finish_reason is "abort". After "abort", `output` is finished.
@@ -226,10 +230,12 @@ class LockedBackend:
         steps = self._steps(output.prompt_token_ids, params, index)
         output.outputs.append(CompletionOutput(index, "", []))
         while (step := await asyncio.to_thread(next, steps, None)) is not None:
-            done, reason = step.output, step.finish_reason or ("abort" if stream.aborted else None)
-            output.outputs[index] = CompletionOutput(
-                index, done.visible, list(done.token_ids), reason, done.stop_reason
+            growing = step.output
+            reason = step.finish_reason or ("abort" if stream.aborted else None)
+            sample = CompletionOutput(
+                index, growing.visible, list(growing.token_ids), reason, growing.stop_reason
             )
+            output.outputs[index] = sample
             output.finished = reason == "abort" or (reason is not None and index == params.n - 1)
             stream.put(replace(output, outputs=list(output.outputs)))
             if output.finished:

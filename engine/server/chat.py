@@ -42,8 +42,8 @@ class Chat(Completions[ChatRequest]):
         self.extension: ChatExtension | None = None  # gives tools and thoughts their effect (Extension B)
 
     def params(self, body: ChatRequest) -> SamplingParams:
-        """As in Completions. Raises RequestError, too, for tools and thoughts that the extension refuses, or
-        that need one if there is none.
+        """As in Completions. Raises RequestError, too, for fields of tools and thoughts that the extension
+        refuses; without an extension, all of them are refused that would have an effect.
         """
         params = super().params(body)
         if self.extension is None:
@@ -150,8 +150,10 @@ async def read_prompt(
     template: ChatTemplate | None,
     extension: ChatExtension | None,
 ) -> list[int]:
-    """As `prompt_ids`, in a thread, because a long conversation takes long to render and to tokenize. Before
-    that, `extension` checks the body's tools. Raises NoRoomError, too, if too many requests wait for that.
+    """As `prompt_ids`, in a thread, because a long conversation takes long to render and to tokenize.
+
+    Before that, `extension` checks the body's tools. Raises NoRoomError, too, if too many requests wait for
+    that check.
     """
     if extension is not None:
         await extension.check(body)
@@ -165,9 +167,11 @@ def prompt_ids(
     template: ChatTemplate | None,
     extension: ChatExtension | None = None,
 ) -> list[int]:
-    """The conversation's token ids. `extension` writes the turns of tools. Raises RequestError if there is no
-    template, if it fails or does not read `reasoning_effort`, or if the prompt or a turn of tools is refused,
-    and ParameterError for other fields that `chat_prompt` refuses.
+    """The conversation's token ids. `extension` writes the turns of tools.
+
+    Raises RequestError if there is no template, if it refuses the conversation or does not read
+    `reasoning_effort`, and if the prompt or a turn of tools is refused. Raises ParameterError for other
+    fields that `chat_prompt` refuses.
     """
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"

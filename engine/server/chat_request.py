@@ -35,7 +35,7 @@ from engine.server.limits import (
     MAX_TEXT_PARTS,
 )
 from engine.server.neutral import neutral
-from engine.server.protocol import SamplingFields
+from engine.server.protocol import SamplingFields, check_num_logprobs
 from engine.server.structured_fields import structure_of_rest
 
 # Fields that the server does not have, with the values that ask for nothing.
@@ -59,7 +59,7 @@ content_kind = tag_by_type({str: "text", list: "parts"})  # of the types that a 
 
 
 def _not_function(value: Any) -> Any:
-    """Return a role unchanged. Raises PydanticCustomError for the old role of a function's answer."""
+    """Return a role unchanged. Raises PydanticCustomError for "function", the old name of the role "tool"."""
     if value == "function":
         message = "a message of role 'function' is not supported: 'tool' is its newer name"
         raise PydanticCustomError("not_supported", message)
@@ -67,7 +67,9 @@ def _not_function(value: Any) -> Any:
 
 
 def _none_if_empty(value: Any) -> Any:
-    """None for [], which some clients send for a message without calls or thoughts. Else `value`."""
+    """None for [], which some clients send for a message without calls or thoughts. Other values are
+    unchanged.
+    """
     return None if value == [] else value
 
 
@@ -112,6 +114,7 @@ class Message(Fields):
 
     @model_validator(mode="after")
     def _fields_fit_role(self) -> Self:
+        """Raises PydanticCustomError for a field that is missing, or that the role does not have."""
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", f"a message of role {self.role} needs a content")
         if self.tool_calls and self.role != "assistant":
@@ -191,16 +194,17 @@ class ChatRequest(SamplingFields):
         return self._readers
 
     def role(self) -> str:
-        """The role of the message that the model writes. It is the assistant's, unless the prompt does not
-        begin a message of the assistant; then the model goes on in the last message's role.
+        """The role of the message that the model writes: the assistant's, or with `add_generation_prompt`
+        false, when the prompt ends in the last message, that message's.
         """
-        begins_message = self.add_generation_prompt in (None, True)
-        return "assistant" if begins_message else self.messages[-1].role
+        return self.messages[-1].role if self.add_generation_prompt is False else "assistant"
 
     def echoed(self) -> str:
         """With `echo`, the last message's content if the model goes on in that message's role; else ""."""
         last = self.messages[-1]
-        return last.plain()["content"] if self.echo and last.role == self.role() else ""
+        if self.echo and last.role == self.role():
+            return last.plain()["content"]
+        return ""
 
     def sampling_params(self) -> SamplingParams:
         """As in SamplingFields. `max_tokens` is the old name of `max_completion_tokens`.
@@ -230,28 +234,26 @@ class ChatRequest(SamplingFields):
         """Raise RequestError for `top_logprobs` and `prompt_logprobs` that are refused."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-        for name in ("top_logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                message = f"{name}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
-                raise RequestError(400, message, param=name)
+        check_num_logprobs("top_logprobs", self.top_logprobs)
+        check_num_logprobs("prompt_logprobs", self.prompt_logprobs)
         if self.prompt_logprobs is not None and self.stream:
             message = "prompt_logprobs needs stream=false: the chunks of a chat have no place for them"
             raise RequestError(400, message, param="prompt_logprobs")
 
     def output_bound(self) -> tuple[str, int | None]:
+        """As in SamplingFields: `max_completion_tokens`, if it is given."""
         if self.max_completion_tokens is None:
             return super().output_bound()
         return "max_completion_tokens", self.max_completion_tokens
 
     def _sent_params(self) -> dict[str, Any]:
-        _, max_tokens = self.output_bound()
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        chat_params = {"max_tokens": max_tokens, "logprobs": logprobs}
-        chat_params["prompt_logprobs"] = self.prompt_logprobs
-        params = super()._sent_params() | chat_params
-        # The constraint covers the beginning that the client sent, too.
-        if self.continue_final_message and params["structured_outputs"] is not None:
+        params = super()._sent_params()
+        _, params["max_tokens"] = self.output_bound()
+        params["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        params["prompt_logprobs"] = self.prompt_logprobs
+        structure = params["structured_outputs"]
+        if self.continue_final_message and structure is not None:
+            # The constraint covers the beginning that the client sent, too.
             content = self.messages[-1].plain()["content"]
-            params["structured_outputs"] = structure_of_rest(params["structured_outputs"], content)
+            params["structured_outputs"] = structure_of_rest(structure, content)
         return params

@@ -6,7 +6,6 @@ in the answer. Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -34,17 +33,18 @@ if TYPE_CHECKING:
 
 
 def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
-    """For Annotated: a value that takes at most `limit` characters as JSON, and is nested at most `max_depth`
-    levels deep.
+    """For Annotated: a value of at most `limit` characters as JSON, nested at most `max_depth` levels deep
+    (None: any number), and without lone surrogates. Another value raises PydanticCustomError.
     """
 
     def check(value: Any) -> Any:
+        too_long = PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
         try:
             num_characters = len(json.dumps(value))
         except RecursionError:  # nested so deep that json gives up
-            num_characters = sys.maxsize
+            raise too_long from None
         if num_characters > limit:
-            raise PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
+            raise too_long
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -160,11 +160,13 @@ class ChatExtension(Protocol):
         """The parameters for the engine. Raises RequestError for fields of `body` that are refused."""
 
     def messages(self, messages: Sequence["Message"], template: ChatTemplate) -> Sequence[Mapping[str, Any]]:
-        """The messages as the template reads them. Raises RequestError for a call that is none."""
+        """The messages as the template reads them. Raises RequestError for a call whose arguments are not a
+        JSON object.
+        """
 
     async def check(self, body: "ChatRequest") -> None:
-        """Raise RequestError for a schema that a required call cannot obey, and NoRoomError if too many wait
-        for such an answer.
+        """Raise RequestError for a schema that a required call cannot obey, and NoRoomError if too many
+        schemas wait for this check.
         """
 
     def tools(self, body: "ChatRequest") -> list[dict[str, Any]] | None:

@@ -36,12 +36,12 @@ async def complete(
     """Check a request, admit all its prompts to `backend`, and answer with the outputs, whole or as a stream.
 
     `read_prompts` returns the prompts. `complete` calls `read_prompts` after it has checked all other fields,
-    because reading the prompts may be slow. Raises RequestError, ParameterError or NoRoomError if the request
-    is refused.
+    because reading the prompts may be slow. `complete` also sets `body.model` to the name that the answer
+    has. Raises RequestError, ParameterError or NoRoomError if the request is refused.
     """
     if body.model is None:
         body.model = backend.models()[0]  # the base model
-    refuse_unknown(body.model, backend)
+    refuse_unknown_model(body.model, backend)
     body.model = api.name_of_alias.get(body.model, body.model)
     params, options = api.params(body), api.options(body)
     if body.request_id and not chosen_id(request.headers):
@@ -51,7 +51,8 @@ async def complete(
     engine_id = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # unique, although a client may choose an id twice
     # Two requests with several prompts, each half admitted, could take the room that the other still needs,
     # and both would be refused. So only one request with several prompts is admitted at a time.
-    async with request.app.state.several_prompts if len(prompts) > 1 else nullcontext():
+    turn = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
+    async with turn:
         streams, admitted = await _admit(backend, prompts, params, engine_id, options, body)
     # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
     async with admitted:
@@ -118,7 +119,7 @@ async def last_outputs(
         raise as_request_error(with_sent_name(error, body)) from error
 
 
-def refuse_unknown(name: str, backend: Backend) -> None:
+def refuse_unknown_model(name: str, backend: Backend) -> None:
     """Raise RequestError 404 if the backend has no model of this name."""
     if name not in backend.models():
         message = f"model {name!r} does not exist; here are: {', '.join(backend.models())}"
@@ -126,8 +127,8 @@ def refuse_unknown(name: str, backend: Backend) -> None:
 
 
 def refuse_if_down(backend: Backend) -> None:
-    """Raise RequestError 503 unless the backend can serve requests. Its `health` may raise the error itself,
-    as admission control (Part 15) does during a shutdown.
+    """Raise RequestError 503 unless the backend can serve requests. The error is that of `backend.health`, if
+    it raises one.
     """
     if not backend.health():
         raise RequestError(503, "the engine has ended", code="engine_down")

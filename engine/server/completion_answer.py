@@ -35,12 +35,11 @@ async def whole_response(
     for i, output in enumerate(outputs):
         for sample in output.outputs:
             choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
-            choice |= api.more_of_choice(body, output, sample, None)
+            choice |= api.more_of_choice(body, output, sample, previous=None)
             choices.append(_json(choice))
             await yield_to_others()
-    envelope |= api.answer_fields(body, outputs)
-    envelope |= _prompt_ids(body, outputs[0], api)
-    opening = _json(envelope).removesuffix(b"}")
+    first_fields = envelope | api.answer_fields(body, outputs) | _prompt_ids(body, outputs[0], api)
+    opening = _json(first_fields).removesuffix(b"}")  # the other two fields follow
     usage = _json(api.usage(body, outputs))
     content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
     return Response(content, media_type="application/json")
@@ -57,8 +56,8 @@ async def stream_chunks(
     """OpenAI's chunks, in the order in which outputs arrive. Each chunk has what is new in one choice.
 
     `envelope` has the fields that all chunks share. `empty_outputs` has an output without tokens for each
-    stream, for what is sent before the first token. The last chunk has the usage, if the body asks for it.
-    Raises the error of the first stream that fails.
+    stream, for what is sent before the first token. `n` is the number of samples of each stream. The last
+    chunk has the usage, if the body asks for it. Raises the error of the first stream that fails.
     """
     sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
     latest = list(empty_outputs)
@@ -104,7 +103,9 @@ def _prompt_ids(body: Body, output: RequestOutput, api: Completions[Body]) -> di
 
 @asynccontextmanager
 async def _arrivals(streams: list[OutputStream]) -> AsyncIterator[asyncio.Queue[NumberedOutput]]:
-    """A queue into which the outputs of all streams come, in the order in which they arrive."""
+    """A queue into which the outputs and errors of all streams come, in the order in which they arrive, until
+    the `async with` ends.
+    """
     arrivals: asyncio.Queue[NumberedOutput] = asyncio.Queue(maxsize=len(streams))
 
     async def forward(i: int, stream: OutputStream) -> None:
@@ -134,10 +135,9 @@ def _unsent(
     unsent = []
     for sample in output.outputs:
         previous = sent.get(sample.index)
-        if previous is not None and previous.finish_reason:
-            continue  # all of it is sent
         num_sent = len(previous.text) if previous else 0  # characters
-        if len(sample.text) > num_sent or sample.finish_reason:
+        is_all_sent = previous is not None and previous.finish_reason is not None
+        if not is_all_sent and (len(sample.text) > num_sent or sample.finish_reason):
             sent[sample.index] = sample
             unsent.append((sample, previous))
     return unsent

@@ -28,6 +28,7 @@ class StrictConnection(h11.Connection):
     """
 
     error: h11.RemoteProtocolError | None = None  # why the request could not be read
+    num_chunks = 0  # of the body that is being read
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next event. Raises h11.RemoteProtocolError if the request cannot be read."""
@@ -47,12 +48,12 @@ class StrictConnection(h11.Connection):
         does, and take the rest for another client's request (RFC 9112, 6.1).
         """
         if isinstance(event, h11.Request):
-            self._chunks = 0
+            self.num_chunks = 0
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                 raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding say two lengths")
         elif isinstance(event, h11.Data) and event.chunk_start:
-            self._chunks += 1
-            if self._chunks > MAX_CHUNKS:
+            self.num_chunks += 1
+            if self.num_chunks > MAX_CHUNKS:
                 raise h11.RemoteProtocolError(f"a body has more than {MAX_CHUNKS} chunks")
 
 
@@ -62,7 +63,7 @@ class PatientProtocol(H11Protocol):
     uvicorn itself closes a connection that is idle after an answer.
     """
 
-    max_connections: int
+    max_connections: int  # a subclass sets it: uvicorn makes the protocols itself
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Start the deadline for the first request, and close a connection if there are too many."""
@@ -103,7 +104,7 @@ class PatientProtocol(H11Protocol):
 
         uvicorn's own error is plain text. If an answer has begun already, no error is sent.
         """
-        if self.cycle:
+        if self.cycle:  # uvicorn's state of one request and its answer
             self.cycle.disconnected = True  # the route that is answering stops
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = cast(StrictConnection, self.conn).error

@@ -156,7 +156,9 @@ class CallText:
         return text
 
     def take(self, char: str) -> None:
-        """Take the next character. The first is the opening brace."""
+        """Take the next character. The first is the opening brace. Must not be called once `is_broken` or
+        `is_done`.
+        """
         scan = self.scan
         expected, depth = scan.expects, len(scan.open)  # before this character
         scan.take(char)
@@ -167,21 +169,24 @@ class CallText:
                 self._arguments.append(char)
         elif expected in ("value", "key", "key or end"):
             if char not in SPACE:
-                self._begin(expected == "value", char)
+                self._begin(char, is_value=expected == "value")
         elif expected in ("string", "escape"):
             self._text.append(char)
             if scan.expects in ("colon", "after"):  # this character ends the string
                 self._take_string(is_key=scan.expects == "colon")
 
-    def _begin(self, is_value: bool, char: str) -> None:
+    def _begin(self, char: str, is_value: bool) -> None:
         """Take the first character of a field's name or value, or the closing brace."""
         self._text = [char]
-        if is_value and self._field in self.fields:
+        if not is_value:
+            return
+        if self._field in self.fields:
             if char != "{" or self._has_arguments:  # no object, or a second field with arguments
                 self.scan.is_broken = True
             else:
-                self._arguments, self._has_arguments = [char], True
-        elif is_value and self._field == "name" and (char != '"' or self.name is not None):
+                self._has_arguments = True
+                self._arguments = [char]
+        elif self._field == "name" and (char != '"' or self.name is not None):
             self.scan.is_broken = True  # no string, or a second name
 
     def _take_string(self, is_key: bool) -> None:

@@ -46,8 +46,8 @@ class RequestId:
     """Gives each request an id, in `errors.current_request_id`, in the log and in the response header
     `x-request-id`.
 
-    The id is the client's `chosen_id`, or the route sets the id that a field of the body has, or else it is
-    drawn. Ids that clients choose may repeat.
+    The id is the client's `chosen_id`. Without one it is drawn, and a route may replace it by the id in the
+    body. Ids that clients choose may repeat.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -66,8 +66,8 @@ class RequestId:
 
 
 class UnderPath:
-    """Takes `prefix` off a request's path, for a proxy that shows this server under a path and does not take
-    it off itself.
+    """Takes `prefix` off a request's path. For a proxy that shows this server under the path `prefix`, and
+    passes the path on unchanged.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -128,7 +128,7 @@ class Head:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        has_ended = False
+        has_ended = False  # whether the end of the answer to HEAD was sent
 
         async def send_with_head_allowed(message: Message) -> None:
             nonlocal has_ended

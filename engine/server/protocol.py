@@ -31,7 +31,6 @@ from engine.server.field_types import (
     TokenIds,
     bounds,
     not_too_many,
-    prompt_or_stop_kind,
 )
 from engine.server.fields import Fields
 from engine.server.limits import MAX_CHOICES, MAX_PRIORITY
@@ -40,6 +39,8 @@ from engine.server.structured_fields import ResponseFormat, StructuredOutputs, s
 
 
 class StreamOptions(Fields):
+    """What a stream has beside its text. Only a body with `stream` may have these options."""
+
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None  # vLLM's: the usage so far in each chunk
     include_obfuscation: Annotated[StrictBool, bounds(const=False)] | None = None
@@ -75,6 +76,7 @@ class SamplingFields(Fields):
     spaces_between_special_tokens: StrictBool | None = None
     bad_words: BadWords | None = None
     allowed_token_ids: TokenIds | None = None
+    # "not" is a word of Python, so it cannot be written as a keyword argument.
     truncate_prompt_tokens: Annotated[Integer, bounds(minimum=-1, **{"not": {"const": 0}})] | None = None
     priority: Integer | None = None
     cache_salt: Salt | None = None
@@ -119,12 +121,19 @@ class SamplingFields(Fields):
         return "max_tokens", self.max_tokens
 
     def _sent_params(self) -> dict[str, Any]:
-        """name -> value of the parameters that were given. The others keep the defaults of SamplingParams."""
-        same_names = SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__
-        values = {name: getattr(self, name) for name in same_names}
-        params: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        structure = structure_of(self.response_format, self.structured_outputs)
-        return params | {"logit_bias": self._bias(), "structured_outputs": structure}
+        """The arguments of SamplingParams. Parameters that were not given are left out, or None if that is
+        their default.
+
+        Raises ParameterError or RequestError if `logit_bias` or the description of the output is wrong.
+        """
+        params: dict[str, Any] = {}
+        for name in SamplingParams.__dataclass_fields__:
+            if name in SamplingFields.model_fields and getattr(self, name) is not None:
+                params[name] = getattr(self, name)
+        # Two parameters have another type than the field of the same name.
+        params["logit_bias"] = self._bias()
+        params["structured_outputs"] = structure_of(self.response_format, self.structured_outputs)
+        return params
 
     def _bias(self) -> dict[int, float] | None:
         """`logit_bias` with token ids as keys, which are strings in JSON; None if no bias is given.
@@ -158,7 +167,7 @@ class CompletionRequest(SamplingFields):
             # For an empty prompt, OpenAI starts a new document. The token that starts one depends on the
             # model, so the client must send that token.
             raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
-        is_single = prompt_or_stop_kind(self.prompt) in ("text", "ids")
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)  # a text, or token ids
         prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
         if len(prompts) * (self.n or 1) > MAX_CHOICES:
             message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
@@ -182,6 +191,13 @@ class CompletionRequest(SamplingFields):
         return super()._sent_params() | {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
 
 
+def check_num_logprobs(field: str, value: int | None) -> None:
+    """Raise RequestError if `value` is given and is not in 0 to MAX_LOGPROBS. `field` is the field's name."""
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        message = f"{field}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
+        raise RequestError(400, message, param=field)
+
+
 Body = TypeVar("Body", bound=SamplingFields)
 
 
@@ -191,22 +207,23 @@ class Completions(Generic[Body]):
     Subclasses add log probabilities and the prompt's echo (Part 10), and chats (Part 14).
     """
 
-    id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    id_prefix = "cmpl"  # of an answer's `id`
+    object = "text_completion"  # the field `object` of a whole answer
+    chunk_object = "text_completion"  # the field `object` of a stream's chunks
     prompt_ids_in_choice = True  # vLLM's chats have `prompt_token_ids` beside their choices
 
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
-        # `ruvon serve` sets these four. `max_model_len` is the most tokens of prompt and output together;
-        # None: any number. `recommended` are the parameters of generation_config.json. `fingerprint` is
-        # OpenAI's `system_fingerprint`: if it has changed, the same request with the same seed may get
-        # another answer.
-        self.max_model_len: int | None = None
-        self.recommended: Mapping[str, Any] = {}
+        # `ruvon serve` sets these four.
+        self.max_model_len: int | None = None  # the most tokens of prompt and output together; None: no bound
+        self.recommended: Mapping[str, Any] = {}  # the parameters of generation_config.json
+        # OpenAI's `system_fingerprint`, if answers have one. If it has changed, the same request with the
+        # same seed may get another answer.
         self.fingerprint: str | None = None
         self.name_of_alias: Mapping[str, str] = {}  # alias of the model -> the name that answers have
-        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
-        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
+        # Functions of later parts, whose results are added to `options` (the adapter's name, Part 18) and to
+        # `usage` (the cost of the outputs, Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 
@@ -226,7 +243,7 @@ class Completions(Generic[Body]):
     def options(self, body: Body) -> dict[str, Any]:
         """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.
 
-        Raises RequestError if the priority is out of range, or if clients may not set it.
+        Raises RequestError if the priority is out of range, or is not 0 and clients may not set it.
         """
         if body.priority and not self.allow_priority:
             message = f"priority={body.priority} is not supported: the operator has not allowed priorities"
@@ -260,26 +277,26 @@ class Completions(Generic[Body]):
         `sample` is one of `output.outputs`. `previous` is the same sample as it was last sent to the client;
         None if nothing was sent.
         """
-        text = sample.text[len(previous.text) if previous else 0 :]
-        return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
+        num_sent = len(previous.text) if previous else 0  # characters
+        return {"text": sample.text[num_sent:], "logprobs": None, "finish_reason": sample.finish_reason}
 
     def more_of_choice(
         self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
     ) -> dict:
-        """vLLM's fields of a choice: `stop_reason`, and `token_ids` if the body asks for them.
-
-        The arguments are those of `choice`. `token_ids` are those beyond `previous`.
+        """vLLM's fields of a choice: `stop_reason`, and if the body asks for token ids, `token_ids` (those
+        beyond `previous`) and in the first choice `prompt_token_ids`. The arguments are those of `choice`.
         """
         fields: dict[str, Any] = {"stop_reason": sample.stop_reason}
         if body.return_token_ids:
-            fields["token_ids"] = list(sample.token_ids[len(previous.token_ids) if previous else 0 :])
+            num_sent = len(previous.token_ids) if previous else 0
+            fields["token_ids"] = list(sample.token_ids[num_sent:])
             if self.prompt_ids_in_choice and previous is None:
                 fields["prompt_token_ids"] = list(output.prompt_token_ids)
         return fields
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
-        num_prompt_tokens = num_output_tokens = 0
+        num_prompt_tokens, num_output_tokens = 0, 0
         for output in outputs:
             num_prompt_tokens += len(output.prompt_token_ids)
             num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)

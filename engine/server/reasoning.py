@@ -27,38 +27,46 @@ class ThinkParser:
 
     def feed(self, text: str) -> list[Piece]:
         """As in Parser."""
-        if self.state == "after":
-            return self.inner.feed(text)
-        text, self._held_back = self._held_back + text, ""
+        text = self._held_back + text
+        self._held_back = ""
         if self.state == "before":
             stripped = text.lstrip()
-            if stripped != START and START.startswith(stripped):  # the mark may still be incomplete
+            if stripped.startswith(START):
+                self.state = "thinking"
+                text = stripped.removeprefix(START)
+            elif START.startswith(stripped):  # the mark may still be incomplete
                 self._held_back = text
                 return []
-            if not stripped.startswith(START):
+            else:
                 self.state = "after"
-                return self.inner.feed(text)
-            self.state, text = "thinking", stripped.removeprefix(START)
+        if self.state == "thinking":
+            return self._feed_thoughts(text)
+        return self.inner.feed(text)
+
+    def _feed_thoughts(self, text: str) -> list[Piece]:
+        """Read text that begins within the thoughts. It may have their end in it."""
         thoughts, end_mark, rest = text.partition(END)
-        if not end_mark:
-            num_certain = len(text) - num_held_back(text, [END])
-            thoughts, self._held_back = text[:num_certain], text[num_certain:]
-        pieces = [Piece("reasoning", thoughts)] if thoughts else []
         if end_mark:
             self.state = "after"
-            pieces += self.inner.feed(rest)
-        return pieces
+            return [*_reasoning(thoughts), *self.inner.feed(rest)]
+        num_certain = len(text) - num_held_back(text, [END])
+        self._held_back = text[num_certain:]
+        return _reasoning(text[:num_certain])
 
     def end(self) -> list[Piece]:
         """As in Parser."""
-        held_back, self._held_back = self._held_back, ""
         if self.state == "thinking":
-            return [Piece("reasoning", held_back)] if held_back else []
-        return [*self.inner.feed(held_back), *self.inner.end()]
+            return _reasoning(self._held_back)
+        return [*self.inner.feed(self._held_back), *self.inner.end()]
+
+
+def _reasoning(text: str) -> list[Piece]:
+    """The thoughts `text` as a piece; [] for an empty text."""
+    return [Piece("reasoning", text)] if text else []
 
 
 def ends_in_thoughts(prompt: str) -> bool:
-    """Whether the last <think> of a prompt has no </think> behind it."""
+    """Whether a prompt has a <think> with no </think> behind it."""
     return prompt.rfind(START) > prompt.rfind(END)
 
 

@@ -6,9 +6,8 @@ Knows no HTTP. Shapes: https://platform.openai.com/docs/api-reference/responses-
 
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.decoding.outputs import CompletionOutput
 from engine.server.answer_pieces import Piece
@@ -60,13 +59,17 @@ class Item:
         return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
 
 
+class MakeReader(Protocol):
+    """Makes a reader of an answer. With `finds_calls` False, it takes calls for content."""
+
+    def __call__(self, *, finds_calls: bool) -> AnswerReader: ...
+
+
 class ResponseItems:
     """The items of one answer: an AnswerItems (chat_tools.py)."""
 
-    def __init__(self, make_reader: Callable[[bool], AnswerReader], tokenizer: Tokenizer) -> None:
-        """`make_reader(finds_calls)` makes a reader of the answer. A reader with `finds_calls` False takes
-        calls for content.
-        """
+    def __init__(self, make_reader: MakeReader, tokenizer: Tokenizer) -> None:
+        """`make_reader` makes a reader of the answer."""
         self.make_reader, self.tokenizer = make_reader, tokenizer
         self.reader: AnswerReader | None = None  # None until the answer is read
         self.items: list[Item] = []
@@ -78,7 +81,7 @@ class ResponseItems:
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
         """As in AnswerItems."""
         if self.reader is None:
-            self.reader = self.make_reader(True)
+            self.reader = self.make_reader(finds_calls=True)
         events = []
         for piece in self.reader.shown_pieces(sample, previous):
             events += self._take(piece)
@@ -93,7 +96,8 @@ class ResponseItems:
         if self.reader is None:
             self.events(sample, None)
             if self.reader is not None and self.reader.has_broken_call:  # then all text is content
-                self.items, self.reader = [], self.make_reader(False)
+                self.items = []
+                self.reader = self.make_reader(finds_calls=False)
                 self.events(sample, None)
         output = []
         for item in self.items:
@@ -119,12 +123,12 @@ class ResponseItems:
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         """Add a piece to the items, and return its events."""
-        events: list[dict[str, Any]] = []
-        if piece.kind == "broken":
-            return events
+        if piece.kind == "broken":  # the item stays as it is
+            return []
         item_type = ITEM_TYPE_OF[piece.kind]
         if piece.kind == "call":
             return [*self._end("completed"), *self._begin(Item(item_type, name=piece.text))]
+        events: list[dict[str, Any]] = []
         if not self.items or self.items[-1].type != item_type:
             events += [*self._end("completed"), *self._begin(Item(item_type))]
         self.items[-1].text.append(piece.text)
@@ -156,7 +160,8 @@ class ResponseItems:
         """The events of the last item's end; [] if there is no item."""
         if not self.items:
             return []
-        item, text = self.items[-1], "".join(self.items[-1].text)
+        item = self.items[-1]
+        text = "".join(item.text)
         text_done = self._event(TEXT_NAMES[item.type], "done")
         if item.type == "message":
             part_done = self._event("content_part", "done") | {"part": item.part()}

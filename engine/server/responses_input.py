@@ -126,25 +126,30 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
     """
     messages: list[dict[str, Any]] = []
 
-    def assistants_message(*absent_fields: str) -> dict[str, Any]:
-        """The last message, if it is the assistant's and has none of `absent_fields`; otherwise a new one."""
+    def answer_without(*fields: str) -> dict[str, Any]:
+        """The last message, if it is the assistant's and has none of `fields`; otherwise a new one, which is
+        added to `messages`.
+        """
         last = messages[-1] if messages else {}
-        if last.get("role") != "assistant" or any(field in last for field in absent_fields):
+        if last.get("role") != "assistant" or any(field in last for field in fields):
             messages.append({"role": "assistant"})
         return messages[-1]
 
     for item in items:
         match item:
             case InputMessage(role="assistant"):
-                assistants_message("content", "tool_calls")["content"] = joined_text(item.content)
+                answer = answer_without("content", "tool_calls")
+                answer["content"] = joined_text(item.content)
             case InputMessage():
                 messages.append({"role": item.role, "content": joined_text(item.content)})
             case ReasoningItem():
                 thoughts = "".join(part.text for part in item.content or ())
                 if thoughts:
-                    assistants_message("reasoning", "content", "tool_calls")["reasoning"] = thoughts
+                    answer = answer_without("reasoning", "content", "tool_calls")
+                    answer["reasoning"] = thoughts
             case FunctionCall():
-                calls = assistants_message().setdefault("tool_calls", [])
+                answer = answer_without()  # any field may stand before a call
+                calls = answer.setdefault("tool_calls", [])
                 if len(calls) == MAX_CALLS:
                     message = f"input: at most {MAX_CALLS} calls that follow each other are accepted"
                     raise RequestError(400, message, param="input")

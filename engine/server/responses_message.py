@@ -31,18 +31,19 @@ class MessageOutput:
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
         """As in AnswerItems."""
-        new_text = sample.text[len(previous.text) if previous else 0 :]
+        num_sent = len(previous.text) if previous else 0  # characters
+        new_text = sample.text[num_sent:]
         new_logprobs = self._logprobs(sample, previous)
         events = []
         if new_text or new_logprobs:  # the tokens of a stop string have no text
             delta = self._part_event("output_text.delta")
             events.append(delta | {"delta": new_text, "logprobs": new_logprobs})
         if sample.finish_reason is not None:
-            text, logprobs = sample.text, self._logprobs(sample, None)
+            logprobs = self._logprobs(sample, previous=None)
             (message,) = self.output(sample)
             events += [
-                self._part_event("output_text.done") | {"text": text, "logprobs": logprobs},
-                self._part_event("content_part.done") | {"part": _part(text, logprobs)},
+                self._part_event("output_text.done") | {"text": sample.text, "logprobs": logprobs},
+                self._part_event("content_part.done") | {"part": _part(sample.text, logprobs)},
                 {"type": "response.output_item.done", "output_index": 0, "item": message},
             ]
         return events
@@ -50,7 +51,8 @@ class MessageOutput:
     def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
         """As in AnswerItems."""
         status = "completed" if sample.finish_reason == "stop" else "incomplete"
-        return [self._message(status, [_part(sample.text, self._logprobs(sample, None))])]
+        part = _part(sample.text, self._logprobs(sample, previous=None))
+        return [self._message(status, [part])]
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
         """As in AnswerItems: a message has no thoughts."""

@@ -83,12 +83,17 @@ class TextFormat(Fields):
 
     def response_format(self) -> ResponseFormat:
         """The format as a chat has it. Raises RequestError if a field is missing or has no use."""
-        fields = {"name": self.name, "description": self.description, "schema": self.schema_}
+        fields = {
+            "name": self.name,
+            "description": self.description,
+            "schema": self.schema_,
+            "strict": self.strict,
+        }
         given = {name: value for name, value in fields.items() if value is not None}
         if self.type != "json_schema":
-            if given or self.strict is not None:
-                name = next(iter(given), "strict")
-                message = f'text.format.{name} needs type "json_schema"'
+            if given:
+                first = next(iter(given))
+                message = f'text.format.{first} needs type "json_schema"'
                 raise RequestError(400, message, param="text")
             return ResponseFormat(type=self.type)
         for name in ("name", "schema"):
@@ -185,11 +190,13 @@ class ResponsesRequest(Fields):
     chat_template_kwargs: TemplateKwargs | None = None
 
     def chat(self, model: str) -> ChatRequest:
-        """The same request to `model` as a chat. Raises RequestError for fields that do not fit."""
+        """The same request to `model` as a chat. Raises RequestError for fields that contradict each other,
+        and for an input without a message or with too many calls.
+        """
         if self.top_logprobs and not self.include:
             message = f'top_logprobs needs include=["{LOGPROBS}"]'
             raise RequestError(400, message, param="top_logprobs")
-        messages = []
+        messages: list[Message] = []
         if self.instructions is not None:
             messages.append(Message(role="system", content=self.instructions))
         if isinstance(self.input, str):
@@ -201,6 +208,9 @@ class ResponsesRequest(Fields):
         tool_choice: Any = self.tool_choice
         if isinstance(tool_choice, NamedResponseTool):
             tool_choice = NamedTool(type="function", function=NamedFunction(name=tool_choice.name))
+        response_format = None
+        if self.text and self.text.format:
+            response_format = self.text.format.response_format()
         return ChatRequest(
             model=model,
             messages=messages,
@@ -211,7 +221,7 @@ class ResponsesRequest(Fields):
             tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
             tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=self.text.format.response_format() if self.text and self.text.format else None,
+            response_format=response_format,
             **{name: getattr(self, name) for name in SAME_FIELDS},
         )
 
@@ -221,7 +231,8 @@ def with_responses_names(error: RequestError) -> RequestError:
     unchanged.
     """
     if error.param == "tools":  # a function's fields stand beside its type here
-        name, message = "tools", error.message.replace(".function.", ".", 1)
+        name = "tools"
+        message = error.message.replace(".function.", ".", 1)
     elif error.param in RESPONSES_NAMES:
         name = RESPONSES_NAMES[error.param]
         message = error.message.replace(error.param, name, 1)

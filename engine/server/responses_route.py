@@ -25,7 +25,7 @@ from engine.server.backend import Backend, OutputStream
 from engine.server.chat import Chat, read_prompt
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_tools import AnswerItems
-from engine.server.complete import last_outputs, refuse_unknown
+from engine.server.complete import last_outputs, refuse_unknown_model
 from engine.server.errors import RequestError, as_request_error
 from engine.server.fields import Fields
 from engine.server.responses import openapi_responses
@@ -51,7 +51,7 @@ def responses_route(
         @app.post("/responses", summary=summary, response_model=None, responses=answers)
         async def responses(body: ResponsesRequest, request: Request) -> Response:
             model = backend.models()[0] if body.model is None else body.model
-            refuse_unknown(model, backend)
+            refuse_unknown_model(model, backend)
             response_id = f"resp_{uuid.uuid4().hex}"
             async with AsyncExitStack() as admitted:
                 with _names_of_this_api():
@@ -76,7 +76,7 @@ def responses_route(
 
 @contextmanager
 def _names_of_this_api() -> Iterator[None]:
-    """Give the names of this API to the fields of a chat that an error names."""
+    """Turn an error within the `with` about a field of the chat into one about this API's field."""
     try:
         yield
     except (RequestError, ParameterError) as error:
@@ -88,7 +88,8 @@ def _items(chat: ChatRequest, prompt_token_ids: list[int], api: Chat) -> AnswerI
     items = api.extension.items(chat, prompt_token_ids) if api.extension else None
     if items is not None:
         return items
-    return MessageOutput(api.tokenizer, (chat.top_logprobs or 0) if chat.logprobs else None)
+    num_likeliest = (chat.top_logprobs or 0) if chat.logprobs else None
+    return MessageOutput(api.tokenizer, num_likeliest)
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any]:
@@ -148,11 +149,12 @@ class _Answer:
         """`settings` are those of `_settings`. `chat` is the request as a chat, and `api` the chat API's.
         `items` makes the output.
         """
-        self.id, self.settings, self.chat, self.api, self.items = response_id, settings, chat, api, items
+        self.id, self.settings = response_id, settings
+        self.chat, self.api, self.items = chat, api, items
 
     def response(self, status: str, output: RequestOutput | None = None, **fields: Any) -> dict:
-        """The response object, with the items and the usage of `output`, if there is one. `fields` are
-        added, or replace those that would be null.
+        """The response object, with the items and the usage of `output`, if there is an output. `fields` are
+        further fields, or values in place of null.
         """
         items = self.items.output(output.outputs[0]) if output else []
         usage = self.usage(output) if output else None
@@ -166,7 +168,7 @@ class _Answer:
                 return self.response("completed", output, completed_at=int(time.time()))
             case "length":
                 return self.response("incomplete", output, incomplete_details=INCOMPLETE)
-            case reason:  # the server has ended the request, for example because the server shuts down
+            case reason:  # the server has ended the request, for example because it shuts down
                 return self.failed(RequestError(503, f"the answer ended early: {reason}"), output)
 
     def failed(self, error: Exception, output: RequestOutput | None = None) -> dict:

@@ -33,7 +33,7 @@ WINDOWS_FILES = 512  # files that `select` accepts on Windows, which states no l
 
 def max_open_files() -> int:
     """How many files this process may have open. Each connection is a file."""
-    if resource is None:
+    if resource is None:  # on Windows
         return WINDOWS_FILES
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit  # RLIM_INFINITY is -1 on Linux
@@ -53,7 +53,7 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, max_open_files() - BACKLOGS_ACCEPTED * backlog() - OTHER_FILES))
 
 
-def _is_no_cancelled_request(record: logging.LogRecord) -> bool:
+def _keep_record(record: logging.LogRecord) -> bool:
     """A filter of log records: False for the traceback of a request that the shutdown has cancelled."""
     if not record.exc_info:
         return True
@@ -73,7 +73,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     no_address = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
     with ExitStack() as opened:
         for family, _, _, _, address in dict.fromkeys(addresses):  # each address once
-            name, _, *scope = address
+            name, _, *scope = address  # IPv4: (name, port); IPv6: (name, port, flow, scope)
             if sockets:  # a port that was selected for the first address is the port of all
                 port = sockets[0].getsockname()[1]
             try:
@@ -120,14 +120,18 @@ class Server(uvicorn.Server):
 
 def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
     """uvicorn's configuration for `app`. Port 0 selects a free port."""
-    logging.getLogger("uvicorn.error").addFilter(_is_no_cancelled_request)
-    protocol = type("Protocol", (PatientProtocol,), {"max_connections": max_connections()})
+    logging.getLogger("uvicorn.error").addFilter(_keep_record)
+    limit = max_connections()
+
+    class LimitedProtocol(PatientProtocol):
+        max_connections = limit
+
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level=log_level,
-        http=protocol,
+        http=LimitedProtocol,
         ws="none",  # no route uses WebSockets: a request for an upgrade is ignored
         backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -144,9 +148,9 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. Answers under way then have SHUTDOWN_SECONDS to end.
 
-    Ctrl-C and SIGTERM both end the process with exit code 0. A server that cannot start, or that `failed`,
-    ends the process with exit code 1. `sockets` are those of `listen`, if the caller took the port before it
-    made the app.
+    Returns after Ctrl-C. Raises SystemExit after SIGTERM (code 0), and if the server cannot start or has
+    `failed` (code 1). `make_server` makes the server from uvicorn's configuration. `sockets` are those of
+    `listen`, if the caller took the port before it made the app.
     """
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()

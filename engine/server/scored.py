@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from engine.decoding.logprobs import TokenScores, token_text
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import MAX_LOGPROBS, SamplingParams
+from engine.decoding.params import SamplingParams
 from engine.server.errors import RequestError
-from engine.server.protocol import CompletionRequest, Completions
+from engine.server.protocol import CompletionRequest, Completions, check_num_logprobs
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -33,11 +33,9 @@ class ScoredCompletions(Completions[CompletionRequest]):
         `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 asks
         the engine for one token, because every step gives a token; `choice` does not send that token.
         """
-        for name, value in {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}.items():
-            if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                message = f"{name}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
-                raise RequestError(400, message, param=name)
-        changes: dict[str, Any] = {"echo": None}
+        check_num_logprobs("logprobs", body.logprobs)
+        check_num_logprobs("prompt_logprobs", body.prompt_logprobs)
+        changes: dict[str, Any] = {"echo": None}  # `choice` does it; `CompletionRequest` would refuse it
         if body.echo and body.logprobs is not None:
             changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         if body.max_tokens == 0:
@@ -57,10 +55,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice without its index. The first chunk (`previous` is None) also has the prompt's part.
-
-        `prompt_logprobs`, if the body asks for it, has vLLM's shape: a list with one entry for each prompt
-        token, {token id: {"logprob", "rank", "decoded_token"}}; null for the first token.
+        """OpenAI's choice without its index. If nothing was sent before (`previous` is None), it also has the
+        prompt's part: with `echo` the text, and with `prompt_logprobs` the list of `prompt_scores_json`.
         """
         is_first = previous is None
         choice = super().choice(body, output, sample, previous)
@@ -71,7 +67,10 @@ class ScoredCompletions(Completions[CompletionRequest]):
         if body.echo and is_first:
             choice["text"] = self._prompt_text(body, output) + choice["text"]
         if body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(body, body.logprobs, output, sample, previous)
+            as_ids = bool(body.return_tokens_as_token_ids)
+            lists = LogprobLists(self.tokenizer, body.logprobs, as_ids)
+            self._add_tokens(lists, body, output, sample, previous)
+            choice["logprobs"] = lists.as_json()
         if body.prompt_logprobs is not None and is_first:
             choice["prompt_logprobs"] = prompt_scores_json(output, body.prompt_logprobs)
         return choice
@@ -98,16 +97,15 @@ class ScoredCompletions(Completions[CompletionRequest]):
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def _logprobs(
+    def _add_tokens(
         self,
+        lists: "LogprobLists",
         body: CompletionRequest,
-        num_likeliest: int,
         output: RequestOutput,
         sample: CompletionOutput,
         previous: CompletionOutput | None,
-    ) -> dict:
-        """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
-        lists = _LogprobLists(self.tokenizer, num_likeliest, as_ids=bool(body.return_tokens_as_token_ids))
+    ) -> None:
+        """Add one choice's tokens to `lists`: the echoed prompt's, if nothing was sent; then new ones."""
         prompt_text = self._prompt_text(body, output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
@@ -120,7 +118,6 @@ class ScoredCompletions(Completions[CompletionRequest]):
             # If a stop string cut the text, the token may begin beyond the end of the text.
             offsets = [len(prompt_text) + min(sample.text_offsets[i], len(sample.text)) for i in new_indices]
             lists.add(token_ids, scores, offsets)
-        return lists.as_json()
 
     def _prompt_text(self, body: CompletionRequest, output: RequestOutput) -> str:
         """The prompt's text as the client sent it. For token ids, and with `truncate_prompt_tokens`, the text
@@ -132,7 +129,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         return self.tokenizer.decode(id for id in ids if id in self.tokenizer)
 
 
-class _LogprobLists:
+class LogprobLists:
     """Collects tokens into OpenAI's four lists."""
 
     def __init__(self, tokenizer: Tokenizer, num_likeliest: int, as_ids: bool) -> None:
@@ -150,21 +147,24 @@ class _LogprobLists:
 
         `scores`: None for the first token of a prompt. `offsets`: how many characters precede the token.
         """
-        for token_id, token_scores, offset in zip(token_ids, scores, offsets, strict=True):
+        self._offsets += offsets
+        for token_id, token_scores in zip(token_ids, scores, strict=True):
             token = token_name(self._tokenizer, token_id, self._as_ids)
             self._tokens.append(token)
-            self._offsets.append(offset)
             if token_scores is None:
                 self._logprobs.append(None)
                 self._top.append(None)
-                continue
-            logprob = max(token_scores.logprob, MIN_LOGPROB)
-            top = {
-                token_name(self._tokenizer, likely_id, self._as_ids): max(likely_logprob, MIN_LOGPROB)
-                for likely_id, likely_logprob in token_scores.top(self._num_likeliest)
-            }
-            self._logprobs.append(logprob)
-            self._top.append(top | {token: logprob})
+            else:
+                logprob = max(token_scores.logprob, MIN_LOGPROB)
+                self._logprobs.append(logprob)
+                self._top.append(self._likeliest(token_scores) | {token: logprob})
+
+    def _likeliest(self, scores: TokenScores) -> dict[str, float]:
+        """token -> log probability of the likeliest tokens at one place."""
+        likeliest: dict[str, float] = {}
+        for token_id, logprob in scores.top(self._num_likeliest):
+            likeliest[token_name(self._tokenizer, token_id, self._as_ids)] = max(logprob, MIN_LOGPROB)
+        return likeliest
 
     def as_json(self) -> dict:
         """The four lists under OpenAI's names."""
@@ -212,12 +212,16 @@ def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: b
 
 
 def prompt_scores_json(output: RequestOutput, n: int) -> list[dict[str, dict] | None]:
-    """vLLM's `prompt_logprobs`: an entry with `n` likeliest for each prompt token; None for the first."""
+    """vLLM's `prompt_logprobs`: a `_prompt_token_json` for each prompt token; None for the first, which no
+    logits predict.
+    """
     return [None if scores is None else _prompt_token_json(scores, n) for scores in prompt_scores(output)]
 
 
 def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
-    """One prompt token in vLLM's shape: token id -> scores of the token itself and of the `n` likeliest."""
+    """One prompt token in vLLM's shape: token id -> {"logprob", "rank", "decoded_token"}, for the token
+    itself and the `n` likeliest.
+    """
     return {
         str(token_id): {
             "logprob": max(score.logprob, MIN_LOGPROB),
@@ -229,8 +233,8 @@ def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
 
 
 def num_visible_tokens(sample: CompletionOutput | None) -> int:
-    """How many tokens of a sample begin within its text; all tokens if it has finished. 0 for None, and for a
-    sample without offsets.
+    """How many tokens of a sample begin within its text; all tokens if it has finished. 0 for None (nothing
+    was sent yet), and for a sample without offsets (it has no log probabilities).
     """
     if sample is None or sample.text_offsets is None:
         return 0
@@ -248,16 +252,18 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
     pieces = [detokenizer.push(token_id) for token_id in token_ids]
     offsets: list[int] = []
-    offset, is_before_first_word = 0, True
-    for i, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+    offset = 0  # of the next token's text
+    is_before_first_word = True
+    for i, token_id in enumerate(token_ids):
         is_special = token_id in tokenizer.special_ids
         if is_before_first_word and not is_special:
             is_before_first_word = False
             if offset == 0:  # negative if the tokenizer has added a space before the first word
                 offset = _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
         offsets.append(min(max(offset, 0), len(text)))
-        if not is_special or text.startswith(piece, offset):
-            offset += len(piece)
+        is_added = is_special and not text.startswith(pieces[i], offset)
+        if not is_added:
+            offset += len(pieces[i])
     return offsets
 
 

@@ -79,25 +79,31 @@ class StructuredOutputs(Fields):
 def structure_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """What the output must fit; None if nothing is asked for. Raises RequestError."""
-    name = "response_format" if structured_outputs is None else ENGINE_FIELD
+    """What the output must fit; None if nothing is asked for.
+
+    Raises RequestError if a field is wrong, or if both fields ask for something.
+    """
     try:
         structure = response_format.structure() if response_format else None
-        if structured_outputs is None:
-            return structure
-        if structure is not None:
-            message = (
-                "response_format and structured_outputs both say what the output must fit: one is accepted"
-            )
-            raise RequestError(400, message, param=ENGINE_FIELD)
+    except StructureError as error:
+        message = _with_name("response_format", str(error))
+        raise RequestError(400, message, param="response_format") from None
+    if structured_outputs is None:
+        return structure
+    if structure is not None:
+        message = "response_format and structured_outputs both say what the output must fit: one is accepted"
+        raise RequestError(400, message, param=ENGINE_FIELD)
+    try:
         return structured_outputs.structure()
     except StructureError as error:
-        raise RequestError(400, _with_name(name, str(error)), param=name) from None
+        raise RequestError(400, str(error), param=ENGINE_FIELD) from None
 
 
 def structure_of_rest(structure: StructuredOutputsParams, message: str) -> StructuredOutputsParams:
-    """What the rest of a message must fit, so that all of it fits `structure`. `message` is its beginning.
-    Raises RequestError if that is too long or has a lone surrogate.
+    """What the rest of a message must fit, so that the whole message fits `structure`.
+
+    `message` is the beginning of the message. Raises RequestError if the beginning is too long or has a lone
+    surrogate.
     """
     try:
         return structure.continuing(message)
@@ -108,9 +114,11 @@ def structure_of_rest(structure: StructuredOutputsParams, message: str) -> Struc
 
 
 def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
-    """The error with the field's name as the client sent it: an engine's about what the output must fit, or
-    admission's about how long it may be (Part 15). Other errors are returned unchanged. A constraint that no
-    field of the body says is that of a required call.
+    """The same error, about the field that the client sent. Two kinds of errors change:
+
+    - an error about the output's length (`max_tokens`, Part 15): some bodies have another field for it;
+    - the engine's error about what the output must fit: `response_format` may have asked for it, or, if no
+      field did, a call that `tool_choice` requires (Extension B).
     """
     if isinstance(error, RequestError) and error.param == "max_tokens":
         name, _ = body.output_bound()
@@ -123,9 +131,7 @@ def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
 
 
 def _with_name(name: str, message: str) -> str:
-    """The engine's message, with `name` in place of the engine's name for the field."""
-    if name == ENGINE_FIELD:
-        return message
-    for inner in (".json_object", ".json", ""):
-        message = message.replace(f"{ENGINE_FIELD}{inner}", name)
+    """The engine's message, with `name` in place of the engine's names for the field."""
+    for engine_name in (f"{ENGINE_FIELD}.json_object", f"{ENGINE_FIELD}.json", ENGINE_FIELD):  # longest first
+        message = message.replace(engine_name, name)
     return message

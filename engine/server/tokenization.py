@@ -21,7 +21,7 @@ from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.chat_request import Message
 from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
-from engine.server.complete import refuse_if_down, refuse_unknown
+from engine.server.complete import refuse_if_down, refuse_unknown_model
 from engine.server.errors import RequestError
 from engine.server.field_types import Name, TokenId
 from engine.server.fields import Fields
@@ -96,7 +96,7 @@ def tokenization_routes(
         )
         async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             if body.model is not None:
-                refuse_unknown(body.model, backend)
+                refuse_unknown_model(body.model, backend)
             return await in_turn(
                 request, partial(tokenized, body, tokenizer, config, template, chat_extension)
             )
@@ -109,7 +109,7 @@ def tokenization_routes(
         )
         async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             if body.model is not None:
-                refuse_unknown(body.model, backend)
+                refuse_unknown_model(body.model, backend)
             return await in_turn(request, partial(detokenized, body, tokenizer))
 
     return extend

@@ -10,6 +10,7 @@ arguments fit the tool's schema.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from engine.server.answer_pieces import Parser, Piece, PieceCollector
 from engine.server.json_scan import SPACE, CallText
@@ -35,26 +36,30 @@ LLAMA3_JSON = CallFormat(("parameters", "arguments"), filler=SPACE + ";", first=
 PLAIN_JSON = CallFormat(filler=SPACE + "[],;")
 
 
+# Where a `CallParser` is in the text: outside of calls, between an opening mark and its brace, in the JSON of
+# a candidate or a call, or between a call and its closing mark.
+Place = Literal["outside", "behind mark", "in json", "behind call"]
+
+
 class CallParser:
     """Finds calls in a text that the model is still writing.
 
-    The parser is always in one of three places: outside of calls, in text that may become a call (the
-    candidate), or behind a call whose closing mark is still to come. A candidate is held back until its name
-    is complete and its arguments have begun. From then on it is a call, and its arguments are passed on, even
-    if they turn out to be broken.
+    Text that may become a call is a candidate. It begins with an opening mark or a brace, and is held back
+    until its name is complete and its arguments have begun. From then on it is a call, and its arguments are
+    passed on, even if they turn out to be broken.
     """
 
     def __init__(self, names: Collection[str], format: CallFormat) -> None:
         """`names` are the names of the request's tools."""
         self.names, self.format = names, format
         self.marks = [mark for mark in (format.opening or "{", format.first) if mark]
+        self._place: Place = "outside"
         self._fillers: list[str] = []  # held back: they are left out if a call follows, and content otherwise
         self._mark_beginning = ""  # held back: it may become a mark
         self._candidate: list[str] = []  # held back: the text of the candidate, with its mark
-        self._call: CallText | None = None  # the candidate's or the call's JSON, from its brace on
-        self._is_certain = False  # whether `_call` is certainly a call, so that its name was passed on
-        self._is_behind_call = False  # whether a closing mark is still to come
-        self._has_calls = False
+        self._json = CallText(names, format.fields)  # of the latest candidate or call, from its brace on
+        self._is_call = False  # whether `_json` is certainly a call, so that its name was passed on
+        self._has_calls = False  # whether any call was found
         self._pieces = PieceCollector()
 
     def feed(self, text: str) -> list[Piece]:
@@ -72,32 +77,97 @@ class CallParser:
         return self._pieces.take_all()
 
     def _take(self, char: str) -> None:
-        """Take the next character, in whichever of the three places the parser is."""
-        if self._is_behind_call:
-            self._take_behind_call(char)
-        elif self._call is not None or self._candidate:
-            self._take_in_candidate(char)
-        else:
-            self._take_outside(char)
+        """Take the next character."""
+        match self._place:
+            case "outside":
+                self._take_outside(char)
+            case "behind mark":
+                self._take_behind_mark(char)
+            case "in json":
+                self._take_in_json(char)
+            case "behind call":
+                self._take_behind_call(char)
 
     def _take_outside(self, char: str) -> None:
         """Take a character outside of calls and candidates."""
         beginning = self._mark_beginning + char
+        self._mark_beginning = ""
         if beginning in self.marks:
-            self._mark_beginning, self._candidate = "", [beginning]
+            self._candidate = [beginning]
+            self._place = "behind mark"
             if beginning == "{":
                 self._begin_json()
         elif any(mark.startswith(beginning) for mark in self.marks):
             self._mark_beginning = beginning
         else:  # the first character does not begin a mark; one of the others may
-            self._mark_beginning = ""
-            first, rest = beginning[0], beginning[1:]
-            if first in self.format.filler:
-                self._fillers.append(first)
+            if beginning[0] in self.format.filler:
+                self._fillers.append(beginning[0])
             else:
-                self._add_content(first)
-            for next_char in rest:
+                self._add_content(beginning[0])
+            for next_char in beginning[1:]:
                 self._take_outside(next_char)
+
+    def _take_behind_mark(self, char: str) -> None:
+        """Take a character between an opening mark and its brace."""
+        if char == "{":
+            self._candidate.append(char)
+            self._begin_json()
+        elif char in SPACE:
+            self._candidate.append(char)
+        else:
+            self._add_candidate_as_content()
+            self._take_outside(char)
+
+    def _begin_json(self) -> None:
+        """Take the opening brace of a candidate's JSON."""
+        self._place = "in json"
+        self._json = CallText(self.names, self.format.fields)
+        self._json.take("{")
+        self._is_call = False
+
+    def _take_in_json(self, char: str) -> None:
+        """Take a character in the JSON of a candidate or a call."""
+        self._json.take(char)
+        if self._json.is_broken:
+            self._give_up(char)
+            return
+        if not self._is_call:
+            self._candidate.append(char)
+            if self._json.is_begun:
+                self._begin_call()
+        if self._json.is_done:
+            self._pass_arguments_on()
+            self._is_call = False
+            self._place = "behind call" if self.format.closing else "outside"
+
+    def _begin_call(self) -> None:
+        """Make the candidate a call."""
+        assert self._json.name is not None  # as `is_begun` says
+        self._pieces.add("call", self._json.name)
+        self._is_call = self._has_calls = True
+        self._candidate.clear()
+        self._fillers.clear()
+
+    def _give_up(self, char: str) -> None:
+        """Take a character with which the candidate or the call is broken."""
+        if self._is_call:
+            self._pass_arguments_on()
+            self._pieces.add("broken", "")
+            self._is_call = False
+            self._place = "outside"
+            self._take_outside(char)
+        elif self._json.is_done:  # complete, but no call, such as {"a": 1}
+            self._candidate.append(char)
+            self._add_candidate_as_content()
+        else:
+            self._add_candidate_as_content()
+            self._take_outside(char)  # it may begin another mark
+
+    def _add_candidate_as_content(self) -> None:
+        """Add the text of a candidate that is no call."""
+        self._add_content("".join(self._candidate))
+        self._candidate.clear()
+        self._place = "outside"
 
     def _add_content(self, text: str) -> None:
         """Add text that certainly belongs to no call, after the fillers before it."""
@@ -106,74 +176,25 @@ class CallParser:
 
     def _pass_arguments_on(self) -> None:
         """Add the arguments that have come since the last time, if there certainly is a call."""
-        if self._call is not None and self._is_certain:
-            self._pieces.add("arguments", self._call.new_arguments())
-
-    def _begin_json(self) -> None:
-        """Take the opening brace of a candidate's JSON."""
-        self._call, self._is_certain = CallText(self.names, self.format.fields), False
-        self._call.take("{")
-
-    def _take_in_candidate(self, char: str) -> None:
-        """Take a character behind an opening mark, or in the JSON of a candidate or a call."""
-        if self._call is None:
-            if char == "{":
-                self._candidate.append(char)
-                self._begin_json()
-            elif char in SPACE:
-                self._candidate.append(char)
-            else:
-                self._give_up(char)
-            return
-        self._call.take(char)
-        if self._call.is_broken:
-            self._give_up(char)
-            return
-        if not self._is_certain:
-            self._candidate.append(char)
-            if self._call.is_begun:
-                assert self._call.name is not None
-                self._pieces.add("call", self._call.name)
-                self._is_certain = self._has_calls = True
-                self._candidate.clear()
-                self._fillers.clear()
-        if self._call.is_done:
-            self._pass_arguments_on()
-            self._call, self._is_behind_call = None, bool(self.format.closing)
-
-    def _give_up(self, char: str) -> None:
-        """Take a character that shows that there is no call, or that the call is broken. The text that was
-        held back is content, and `char` may begin another mark.
-        """
-        call, is_certain = self._call, self._is_certain
-        self._pass_arguments_on()
-        self._call, self._is_certain = None, False
-        is_complete_json = call is not None and call.is_done  # such as {"a": 1}, which is no call
-        if call is not None and is_certain:
-            self._pieces.add("broken", "")
-        elif is_complete_json:
-            self._candidate.append(char)
-        text = "".join(self._candidate)
-        self._candidate.clear()
-        if text:
-            self._add_content(text)
-        if not is_complete_json:
-            self._take_outside(char)
+        if self._is_call:
+            self._pieces.add("arguments", self._json.new_arguments())
 
     def _take_behind_call(self, char: str) -> None:
         """Take a character between a call and its closing mark. Without the mark, the call stands as well."""
         beginning = self._mark_beginning + char
-        if not self._mark_beginning and char in SPACE:
+        if char in SPACE and not self._mark_beginning:
             self._fillers.append(char)
         elif beginning == self.format.closing:
-            self._mark_beginning, self._is_behind_call = "", False
+            self._mark_beginning = ""
             self._fillers.clear()
+            self._place = "outside"
         elif self.format.closing.startswith(beginning):
             self._mark_beginning = beginning
         else:
-            self._mark_beginning, self._is_behind_call = "", False
+            self._mark_beginning = ""
+            self._place = "outside"
             for next_char in beginning:
-                self._take_outside(next_char)
+                self._take(next_char)
 
 
 class ArgumentsParser:

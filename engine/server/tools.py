@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from engine.decoding.chat_template import ChatTemplate
@@ -18,7 +19,7 @@ from engine.decoding.structured import StructuredOutputsParams, StructureError
 from engine.server.answer_pieces import Parser, PlainText
 from engine.server.answer_reader import AnswerReader
 from engine.server.chat_request import ChatRequest, Message
-from engine.server.chat_tools import NamedTool, Tool, ToolCall, depth_of
+from engine.server.chat_tools import ChoiceWord, NamedTool, Tool, ToolCall, depth_of
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_CALLS, MAX_JSON_DEPTH
 from engine.server.reasoning import REASONING_PARSERS, ends_in_thoughts
@@ -29,7 +30,7 @@ from engine.text.tokenizer import Tokenizer
 
 NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'  # vLLM's
 NUM_LAST_TOKENS = 64  # at the end of a prompt, which are searched for the beginning of thoughts
-EffectiveChoice = NamedTool | str  # a named tool, or "none", "auto" or "required"
+EffectiveChoice = NamedTool | ChoiceWord
 
 
 class ChatTools:
@@ -43,8 +44,9 @@ class ChatTools:
         enable_auto_tool_choice: bool = False,
         reasoning_parser: str | None = None,
     ) -> None:
-        """`compile_structure` raises ParameterError for a schema that cannot be obeyed, and NoRoomError. The
-        parsers are names of TOOL_PARSERS and REASONING_PARSERS.
+        """`compile_structure` raises ParameterError for a schema that cannot be obeyed, and NoRoomError if
+        too many schemas wait. The parsers are names of TOOL_PARSERS and REASONING_PARSERS; None means
+        that calls or thoughts are not looked for.
         """
         self.tokenizer, self.compile_structure = tokenizer, compile_structure
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
@@ -57,8 +59,8 @@ class ChatTools:
         if body.include_reasoning is False and self.reasoning_parser is None:
             message = "include_reasoning=false needs --reasoning-parser: no thoughts are known without it"
             raise RequestError(400, message, param="include_reasoning")
-        tools, choice = body.tools or [], choice_of(body)
-        _check_tools(tools)
+        _check_tools(body.tools or [])
+        choice = choice_of(body)
         if choice == "auto" and not self.is_auto_enabled:
             raise RequestError(400, NO_PARSER, param="tool_choice")
         if choice in ("none", "auto"):
@@ -126,7 +128,7 @@ class ChatTools:
         return template_message
 
     async def check(self, body: ChatRequest) -> None:
-        """As in ChatExtension."""
+        """As in ChatExtension: checks each tool that `tool_choice` may require."""
         choice = choice_of(body)
         for i, tool in enumerate(body.tools or ()):
             is_named = isinstance(choice, NamedTool) and tool.function.name == choice.function.name
@@ -143,8 +145,10 @@ class ChatTools:
             raise RequestError(400, f"tools[{i}].function.parameters: {why}", param="tools") from None
 
     def tools(self, body: ChatRequest) -> list[dict[str, Any]] | None:
-        """As in ChatExtension."""
-        return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+        """As in ChatExtension: the tools as the client sent them; None without tools."""
+        if not body.tools:
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
     def choice_fields(
         self,
@@ -177,15 +181,15 @@ class ChatTools:
         if body.logprobs:
             message = "logprobs has no use with tools or --reasoning-parser: items have no place for them"
             raise RequestError(400, message, param="logprobs")
-        return ResponseItems(
-            lambda finds_calls: self.reader(body, prompt_token_ids, finds_calls), self.tokenizer
-        )
+        return ResponseItems(partial(self.reader, body, prompt_token_ids), self.tokenizer)
 
     def reader(
         self, body: ChatRequest, prompt_token_ids: Sequence[int], finds_calls: bool = True
     ) -> AnswerReader:
         """A reader of one sample of an answer to `body`. `finds_calls`: whether calls are looked for; with
         False, their text is content.
+
+        Raises RequestError or ParameterError as `body.sampling_params` does.
         """
         choice = choice_of(body) if finds_calls else "none"
         names = {tool.function.name for tool in body.tools or ()}
@@ -220,9 +224,7 @@ def _call_constraint(schema: dict[str, Any]) -> StructuredOutputsParams:
 
 
 def choice_of(body: ChatRequest) -> EffectiveChoice:
-    """The body's `tool_choice`, with its default: "auto" with tools, "none" without. "auto" without tools is
-    "none", too.
-    """
+    """The body's `tool_choice`, which by default is "auto". "auto" without tools is "none"."""
     if body.tool_choice is None or body.tool_choice == "auto":
         return "auto" if body.tools else "none"
     return body.tool_choice

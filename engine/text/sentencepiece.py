@@ -17,7 +17,15 @@ from typing import Any, Literal
 import regex
 
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge_pairs, steps_of
+from engine.text.tokenizer_files import (
+    NO_AFFIXES,
+    AddedToken,
+    Affixes,
+    added_tokens,
+    affixes_of,
+    merge_pairs,
+    steps_of,
+)
 from engine.text.vocabulary import byte_token_ids, merge_table
 
 SPACE = "▁"
@@ -42,7 +50,7 @@ class SentencePieceTokenizer(Tokenizer):
         split: bool,
         strip: bool,
         ignore_merges: bool = False,
-        affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        affixes: Affixes = NO_AFFIXES,
         eos_token: str | None = None,
     ) -> None:
         """A tokenizer with these tokens and merges.
@@ -51,12 +59,16 @@ class SentencePieceTokenizer(Tokenizer):
         `decode` removes the first space of a text. The other arguments are those of `Tokenizer`. Raises
         ValueError if a byte has no token.
         """
+        # `Tokenizer.__init__` reads byte-level spellings, so all fields are set here.
         self._index_added_tokens(added_tokens, vocab, eos_token)
         self._prepend, self._strip = prepend, strip
-        self._normal_form, self._add_prefix_space = None, False  # `_marked` adds the spaces instead
-        self._ignore_merges, self._affixes = ignore_merges, affixes
+        self._normal_form = None
+        self._add_prefix_space = False  # `_marked` adds the spaces instead
+        self._ignore_merges = ignore_merges
+        self._affixes = affixes
         self._word_regex = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
-        self._vocab, self._cache = vocab, {}
+        self._vocab = vocab
+        self._cache = {}
         self._byte_to_id = byte_token_ids(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
         self._merges = merge_table(vocab, merges)
         spellings = vocab | {token.content: token.id for token in self.added.values()}
@@ -121,7 +133,7 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
     Raises KeyError for a missing setting, and ValueError for a setting that is not supported.
     """
-    model, added = raw["model"], added_tokens(raw)
+    model = raw["model"]
     prepend, split = _spaces(raw.get("normalizer"), raw.get("pre_tokenizer"))
     for token in raw.get("added_tokens", []):
         if token.get("normalized") and raw.get("normalizer"):
@@ -130,12 +142,12 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
         "tokenizer_class": SentencePieceTokenizer,
         "vocab": model["vocab"],
         "merges": merge_pairs(model["merges"]),
-        "added_tokens": added,
+        "added_tokens": added_tokens(raw),
         "prepend": prepend,
         "split": split,
         "strip": _strips_first_space(raw.get("decoder")),
         "ignore_merges": model.get("ignore_merges", False),
-        "affixes": affixes(raw.get("post_processor")),
+        "affixes": affixes_of(raw.get("post_processor")),
     }
 
 

@@ -16,7 +16,14 @@ from pathlib import Path
 import regex
 
 from engine.models.checkpoint import CheckpointError, resolve
-from engine.text.tokenizer_files import GPT2_PATTERN, AddedToken, NormalForm, read_tokenizer
+from engine.text.tokenizer_files import (
+    GPT2_PATTERN,
+    NO_AFFIXES,
+    AddedToken,
+    Affixes,
+    NormalForm,
+    read_tokenizer,
+)
 from engine.text.vocabulary import byte_alphabet, byte_token_ids, merge_table
 
 CACHED_WORDS = 1 << 16  # words whose ids are cached; a full cache is cleared
@@ -36,7 +43,7 @@ class Tokenizer:
         normal_form: NormalForm | None = None,
         add_prefix_space: bool = False,
         ignore_merges: bool = False,
-        affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        affixes: Affixes = NO_AFFIXES,
         eos_token: str | None = None,
     ) -> None:
         """A tokenizer with these tokens and merges, which are in order of rank.
@@ -73,12 +80,14 @@ class Tokenizer:
     def _index_added_tokens(
         self, added_tokens: Iterable[AddedToken], vocab: dict[str, int], eos_token: str | None
     ) -> None:
-        """Set `added`, `special_ids`, the regular expression that finds added tokens, and `eos_token_id`."""
+        """Set `added`, `special_ids`, `eos_token_id`, and the regular expression that finds added tokens."""
         self.added = {token.content: token for token in added_tokens}
         self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
-        self.eos_token_id: int | None = None
-        if eos_token is not None:
-            self.eos_token_id = self.added[eos_token].id if eos_token in self.added else vocab.get(eos_token)
+        self.eos_token_id: int | None = None  # None if there is no such token
+        if eos_token in self.added:
+            self.eos_token_id = self.added[eos_token].id
+        elif eos_token is not None:
+            self.eos_token_id = vocab.get(eos_token)
         # A regular expression takes the first alternative that matches, and the longest token should win.
         longest_first = sorted(self.added.values(), key=lambda token: -len(token.content))
         self._added_regex: regex.Pattern[str] | None = None
@@ -130,8 +139,9 @@ class Tokenizer:
         ids: list[int] = []
         for piece in self._split_specials(text):
             ids += self._encode_piece(piece, guard)
-        before, after = self._affixes
-        return [*before, *ids, *after] if add_special_tokens else ids
+        if add_special_tokens:
+            return [*self._affixes.before, *ids, *self._affixes.after]
+        return ids
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of len(encode(text)): the bytes of the text divided by those of the longest token."""
@@ -168,12 +178,15 @@ class Tokenizer:
         """Each token as the vocabulary's file writes it, such as 'Ġa' for " a": half a character has a
         spelling, too. Raises ValueError for an unknown id.
         """
-        alphabet, added_ids = byte_alphabet(), {token.id for token in self.added.values()}
+        alphabet = byte_alphabet()
+        added_ids = {token.id for token in self.added.values()}
         spellings: list[str] = []
         for id in ids:
             data = self.token_bytes(id)
-            is_added = id in added_ids
-            spellings.append(data.decode() if is_added else "".join(alphabet[byte] for byte in data))
+            if id in added_ids:
+                spellings.append(data.decode())
+            else:
+                spellings.append("".join(alphabet[byte] for byte in data))
         return spellings
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
@@ -255,7 +268,8 @@ class Tokenizer:
             """Push the tokens at these two positions, if they can be merged."""
             merge = self._merges.get((ids[left], ids[right]))
             if merge:
-                heapq.heappush(heap, (merge[0], left, ids[left], ids[right]))
+                rank, _merged_id = merge
+                heapq.heappush(heap, (rank, left, ids[left], ids[right]))
 
         for left, right in pairwise(range(len(ids))):
             offer(left, right)
@@ -266,7 +280,7 @@ class Tokenizer:
             if right == -1 or (ids[left], ids[right]) != (left_id, right_id):
                 continue
             # 3. Merge in place: the left position gets the merged token, the right one leaves the list.
-            ids[left] = self._merges[left_id, right_id][1]
+            _rank, ids[left] = self._merges[left_id, right_id]
             ids[right] = -1
             next_position[left] = next_position[right]
             if next_position[left] != -1:

@@ -5,11 +5,12 @@ setting that would change ids and is not supported. An error names the setting, 
 file.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import regex
 
@@ -43,6 +44,16 @@ class AddedToken:
         return before + body + after
 
 
+class Affixes(NamedTuple):
+    """The token ids that are put before and after each text, such as Llama 3's beginning of a text."""
+
+    before: Sequence[int]
+    after: Sequence[int]
+
+
+NO_AFFIXES = Affixes((), ())
+
+
 def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
     """(file, arguments): the file that describes the tokenizer of a model folder, and the arguments of
     `Tokenizer` that it holds.
@@ -50,26 +61,43 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
     Raises CheckpointError, which names the file, if there is no such file, if the file is damaged, or if one
     of its settings is not supported.
     """
-    config = folder / "tokenizer_config.json"
-    eos = read_json(config).get("eos_token") if config.exists() else "<|endoftext|>"
+    eos_token = _eos_token(folder)
     path = folder / "tokenizer.json"
     if path.exists():
-        raw, parse = read_json(path), _from_tokenizer_json
-    elif not any((folder / name).exists() for name in ("vocab.json", "merges.txt")):
-        looked_for = "tokenizer.json, and for vocab.json and merges.txt"
-        raise CheckpointError(f"{folder}: no tokenizer; looked for {looked_for}")
-    else:
+        raw = read_json(path)
+        parse = _from_tokenizer_json
+    elif (folder / "vocab.json").exists() or (folder / "merges.txt").exists():
         path = folder / "vocab.json"
         raw = {"vocab": read_json(path), "merges": _read_lines(folder / "merges.txt")}
         parse = _from_vocab_and_merges
+    else:
+        looked_for = "tokenizer.json, and for vocab.json and merges.txt"
+        raise CheckpointError(f"{folder}: no tokenizer; looked for {looked_for}")
     try:
-        arguments = parse(raw) | {"eos_token": eos["content"] if isinstance(eos, dict) else eos}
+        arguments = parse(raw) | {"eos_token": eos_token}
         _check_ids(arguments, _model_vocab_size(folder))
         return path, arguments
     except KeyError as error:
         raise CheckpointError(f"{path}: has no {error}") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _eos_token(folder: Path) -> str | None:
+    """The text of the token that ends a text, from tokenizer_config.json; None if it names none. Without this
+    file, it is GPT-2's.
+
+    Raises CheckpointError if the file is damaged, or if its `eos_token` is not a text.
+    """
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return "<|endoftext|>"
+    eos_token = read_json(path).get("eos_token")
+    if isinstance(eos_token, dict) and "content" in eos_token:  # the other entries are settings of the token
+        eos_token = eos_token["content"]
+    if eos_token is not None and not isinstance(eos_token, str):
+        raise CheckpointError(f"{path}: eos_token={eos_token!r:.80}: a text is accepted")
+    return eos_token
 
 
 def _model_vocab_size(folder: Path) -> int | None:
@@ -84,15 +112,15 @@ def _model_vocab_size(folder: Path) -> int | None:
 
 def _check_ids(arguments: dict[str, Any], vocab_size: int | None) -> None:
     """Raises ValueError, which names the token or the field, if an id is not a whole number of at least 0, or
-    if the id of an affix is not below `vocab_size`. `arguments` are those of `Tokenizer`.
+    if the id of an affix is not below `vocab_size` (None: not known). `arguments` are those of `Tokenizer`.
 
     Every prompt has the affixes, so the model must have their ids. The ids of other tokens may be larger,
     because a tokenizer's vocabulary may be larger than the model's.
     """
     vocab = list(arguments["vocab"].items())
     added = [(token.content, token.id) for token in arguments["added_tokens"]]
-    before, after = arguments.get("affixes", ((), ()))
-    affix_ids = [("post_processor", id) for id in (*before, *after)]
+    affixes: Affixes = arguments.get("affixes", NO_AFFIXES)
+    affix_ids = [("post_processor", id) for id in (*affixes.before, *affixes.after)]
     for name, id in [*vocab, *added, *affix_ids]:
         if type(id) is not int or id < 0:
             raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
@@ -152,7 +180,7 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
         "added_tokens": added_tokens(raw),
         "ignore_merges": model.get("ignore_merges", False),
         "normal_form": _normal_form(raw.get("normalizer")),
-        "affixes": affixes(raw.get("post_processor")),
+        "affixes": affixes_of(raw.get("post_processor")),
         **_splitting(raw.get("pre_tokenizer")),
     }
 
@@ -220,8 +248,8 @@ def _splitting(node: dict | None) -> dict[str, Any]:
     raise ValueError(f"pre_tokenizer {' + '.join(kinds) or 'none'} is not supported, only byte-level ones")
 
 
-def affixes(node: dict | None) -> tuple[list[int], list[int]]:
-    """The ids that a post-processor puts before and after a text, as two lists.
+def affixes_of(node: dict | None) -> Affixes:
+    """The ids that a post-processor puts before and after a text.
 
     Raises ValueError if a step of the post-processor is not supported.
     """
@@ -237,4 +265,4 @@ def affixes(node: dict | None) -> tuple[list[int], list[int]]:
                     side.extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])
         elif step["type"] != "ByteLevel":
             raise ValueError(f"post_processor {step['type']} is not supported")
-    return before, after
+    return Affixes(before, after)

@@ -67,3 +67,12 @@ def test_without_a_model_beside_it_any_number_is_an_id(folder):
     raw["model"]["vocab"]["zzzzq"] = 10**6
     (folder / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
     assert Tokenizer.from_pretrained(folder).vocab_size == 10**6 + 1
+
+
+@pytest.mark.parametrize("eos", [{"lstrip": False}, 5, ["</s>"]])
+def test_an_end_of_text_that_is_no_text_is_refused_with_the_file_it_stands_in(folder, eos):
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": eos}), encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.from_pretrained(folder)
+    assert str(caught.value) == f"{config}: eos_token={eos!r}: a text is accepted"

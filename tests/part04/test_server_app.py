@@ -9,7 +9,7 @@ import pytest
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
-from engine.server.complete import refuse_if_down, refuse_unknown
+from engine.server.complete import refuse_if_down, refuse_unknown_model
 from engine.server.errors import RequestError
 from engine.server.middleware import ApiKey, Head, RequestLimit
 from engine.server.protocol import Completions
@@ -333,9 +333,9 @@ def test_a_route_can_ask_whether_the_engine_has_ended_and_has_a_model():
     """As the routes of later parts do, before they begin anything."""
     backend = ScriptedBackend()
     refuse_if_down(backend)
-    refuse_unknown("script", backend)
+    refuse_unknown_model("script", backend)
     with pytest.raises(RequestError, match="'gpt-9' does not exist; here are: script, ") as unknown:
-        refuse_unknown("gpt-9", backend)
+        refuse_unknown_model("gpt-9", backend)
     found = (unknown.value.status, unknown.value.param, unknown.value.code)
     assert found == (404, "model", "model_not_found"), "the client named a model that is not here"
     backend.healthy = False

@@ -365,9 +365,7 @@ def test_a_second_interrupt_cuts_off_clients_and_the_backend_is_still_stopped(mo
 
 def test_an_answer_that_the_shutdown_cuts_off_has_no_traceback_in_the_log():
     run.config(create_app(ScriptedBackend()), "127.0.0.1", 0)
-    (kept,) = {
-        one for one in logging.getLogger("uvicorn.error").filters if one is run._is_no_cancelled_request
-    }
+    (kept,) = {one for one in logging.getLogger("uvicorn.error").filters if one is run._keep_record}
     for error, logged in ((asyncio.CancelledError(), False), (ValueError(), True)):
         record = logging.LogRecord("x", logging.ERROR, "x", 1, "x", (), (type(error), error, None))
         assert kept(record) == logged, f"{type(error).__name__}: logged is {not logged}"

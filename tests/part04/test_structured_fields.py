@@ -103,3 +103,10 @@ def test_how_long_an_answer_may_be_has_the_field_that_was_sent():
     assert error.param == "max_completion_tokens", "this body has another name for max_tokens"
     kept = (error.status, error.message, error.code, error.headers)
     assert kept == (429, "full", "c", {"Retry-After": "1"}), "the name alone is changed"
+
+
+def test_of_two_fields_the_wrong_one_is_named():
+    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "\ud800"}}}
+    with pytest.raises(RequestError, match=r"^response_format has a lone surrogate") as caught:
+        structure(response_format=wrong, structured_outputs={"regex": "a"})
+    assert caught.value.param == "response_format", "the other field is right"

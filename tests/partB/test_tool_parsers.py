@@ -174,3 +174,14 @@ def test_an_object_is_done_where_json_says_so_and_broken_as_soon_as_it_can_be_no
         assert not is_object or taken == end, text
         refused += not is_object
     assert 500 < refused < 1500, "some are broken and some are not"
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS)
+def test_a_wrong_last_bracket_of_a_call_is_content(name):
+    field = "parameters" if name == "llama3_json" else "arguments"
+    mark = "<tool_call>" if name == "hermes" else ""
+    parser = TOOL_PARSERS[name](NAMES)
+    pieces = [*parser.feed(f'{mark}{{"name": "add", "{field}": {{}}] so'), *parser.end()]
+    assert "broken" in [piece.kind for piece in pieces], "a list's bracket does not end an object"
+    content = "".join(piece.text for piece in pieces if piece.kind == "content")
+    assert content == "] so", "the bracket belongs to no call, and no text is lost"
