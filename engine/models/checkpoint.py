@@ -108,8 +108,13 @@ def _hub_error_text(error: Exception) -> str:
         return "its makers want to be asked first: do so on its page there, and log in (hf auth login)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "it has no such model, or a private one (hf auth login)"
-    first_line, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first_line.rstrip('.')}"
+    return f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; "" without a message."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
 
 
 def read_text(path: Path) -> str:

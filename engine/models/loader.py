@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.machine.host_memory import available_memory
-from engine.models.checkpoint import CheckpointError, resolve
+from engine.models.checkpoint import CheckpointError, first_line, resolve
 from engine.models.config import AUTO, OURS, ModelConfig, architecture
 from engine.models.language_model import LanguageModel
 from engine.models.weight_files import NamedTensor, read_tensors
@@ -72,7 +72,7 @@ def load_model(
     try:
         device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device={str(device)!r} cannot be used: {first_line(error)}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder, model_impl)
     if sharding is not None:
@@ -209,7 +209,7 @@ def _num_weights(folder: Path, config: ModelConfig) -> int:
     try:
         model = family.Model(one_layer_config, device="meta")
     except RuntimeError as error:  # the product of two sizes overflows torch's 64 bits
-        raise CheckpointError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{folder / 'config.json'}: {first_line(error)}") from None
     per_layer = sum(parameter.numel() for parameter in model.blocks.parameters())
     with_one_layer = sum(parameter.numel() for parameter in model.parameters())
     return with_one_layer + (config.num_layers - 1) * per_layer
@@ -240,8 +240,9 @@ def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.
     try:
         return architecture(config.model_type, config.model_impl).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
-        reason, *_ = str(error).splitlines() or [""]
-        raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {reason}") from None
+        raise CheckpointError(
+            f"{folder}: no memory for this model's weights on {device}: {first_line(error)}"
+        ) from None
 
 
 def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.models.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError, first_line
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
-from engine.models.transformers_survey import first_line, survey_attention, survey_mask
+from engine.models.transformers_survey import survey_attention, survey_mask
 from engine.models.weight_files import NamedTensor
 
 # Entries of config.json that would name code to run, kernels to download, or outputs that are not used here.

@@ -86,7 +86,7 @@ def _config_from_text(text: str) -> TransformersConfig:
     calls = transformers_survey.survey(decoder_of(causal_lm), num_layers)
     config = _translate(raw, hf_config, causal_lm, calls)
     model = Model(config, "meta", torch.bfloat16, causal_lm)
-    transformers_survey.refuse_other_logits(model.logits, config)
+    transformers_survey.refuse_other_logits(model)
     return config
 
 
