@@ -131,30 +131,30 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
     """Slow pairs are scaled by `factor`, and fast pairs are not, as in `_llama3`.
 
-    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations within the length of
-    training. Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are
-    multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention over many keys.
+    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
+    within the length of training. Between the limits, the weight of the mean is linear in the pair's index.
+    Queries and keys are multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention
+    over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
-    factor = _number(settings, "factor", settings["max_position_embeddings"] / trained)
-    Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
+    factor = _number(settings, "factor", default=settings["max_position_embeddings"] / trained)
+    theta = _number(settings, "rope_theta")
+    Dh = 2 * len(periods)
 
     def pair_index(rotations: float) -> float:
         """The index, as a float, of the pair that makes this number of rotations within `trained`."""
         return Dh * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (pair_index(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
+    low = pair_index(_number(settings, "beta_fast", default=32.0))
+    high = pair_index(_number(settings, "beta_slow", default=1.0))
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
     width = 0.001 if high == low else high - low  # not 0, because it is a divisor
     ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / width  # [Dh/2]
     fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
-    slow = 1.0 / (factor * periods)
-    return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
-
-
-YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the default limits of `_yarn`, in rotations
+    frequencies = 1.0 / (factor * periods) * (1 - fast) + 1.0 / periods * fast
+    return frequencies, _yarn_scale(factor, settings)
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:

@@ -45,10 +45,8 @@ def library_config(raw: dict) -> Any:
             "the package transformers is missing: pip install 'ruvon[transformers]'"
         ) from None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        own_code = (
-            "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
-        )
-        raise CheckpointError(f"transformers {version('transformers')} does not know it{own_code}")
+        hint = "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
+        raise CheckpointError(f"transformers {version('transformers')} does not know it{hint}")
     entries = {name: value for name, value in raw.items() if name not in IGNORED}
     with quiet():
         try:
@@ -60,7 +58,9 @@ def library_config(raw: dict) -> Any:
 
 
 def _refuse_unsupported(config: Any) -> None:
-    """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
+    """Raises CheckpointError if the model is no decoder of text, keeps more than keys and values, or has
+    layers of another type than LAYER_TYPES or layers that share their keys.
+    """
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError("it has an encoder beside its decoder")
     parts = sorted(config.sub_configs)
@@ -95,17 +95,15 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
     from transformers.initialization import no_init_weights
 
     _register()
+    causal_class = _causal_class(config)
     with quiet(), no_init_weights(), torch.device(device):
         try:
-            causal_lm = _causal_class(config)._from_config(
-                config, dtype=dtype, attn_implementation=attention_name
-            )
+            causal_lm = causal_class._from_config(config, dtype=dtype, attn_implementation=attention_name)
         except Exception as error:  # the library's code may raise any error
             if isinstance(error, KeyError) and error.args == (attention_name,):
                 raise CheckpointError("its attention is chosen from a list of its own") from None
-            name = _causal_class(config).__name__
             raise CheckpointError(
-                f"{name} cannot be built: {type(error).__name__}: {first_line(error):.200}"
+                f"{causal_class.__name__} cannot be built: {type(error).__name__}: {first_line(error):.200}"
             ) from None
     causal_lm.tie_weights()
     return causal_lm.eval().requires_grad_(False)
@@ -115,7 +113,8 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[NamedTensor], folder: Pa
     """The library's model on the CPU, filled with the `tensors` of the checkpoint in `folder`. The library
     renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
 
-    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
+    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, and with
+    the library's message if the library cannot read the weights.
     """
     _register()
     with quiet():

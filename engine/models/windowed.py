@@ -5,7 +5,7 @@ text is. Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -51,13 +51,21 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
     longest = config.max_positions
     windows = tuple(None if window is None or window >= longest else window for window in windows)
+    changes = {
+        "windows": windows,
+        "window": largest_window(windows),
+        "attention_extras": any(window is not None for window in windows),
+    }
+    return WindowedConfig(**vars(config) | changes)
+
+
+def largest_window(windows: Sequence[int | None]) -> int | None:
+    """How many of the last tokens a cache must keep for layers with these windows[L]; None: all tokens, since
+    some layer sees all.
+    """
     finite_windows = [window for window in windows if window is not None]
-    settings = {spec.name: getattr(config, spec.name) for spec in fields(LlamaConfig)}
-    settings["attention_extras"] = bool(finite_windows)
-    # Old keys can be given back only if no layer sees them any more.
-    all_have_windows = bool(finite_windows) and len(finite_windows) == len(windows)
-    settings["window"] = max(finite_windows) if all_have_windows else None
-    return WindowedConfig(**settings, windows=windows)
+    all_are_finite = bool(windows) and len(finite_windows) == len(windows)
+    return max(finite_windows) if all_are_finite else None
 
 
 class Model(llama.Model):
