@@ -70,6 +70,7 @@ def load_model(
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format={load_format!r}: accepted are {', '.join(LOAD_FORMATS)}")
     try:
+        # An empty tensor shows whether the device can be used. Its device has a number, as in "cuda:0".
         device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={str(device)!r} cannot be used: {first_line(error)}") from None

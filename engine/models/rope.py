@@ -60,28 +60,35 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
-    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
-        raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
-    settings = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
+    settings = _settings_of(raw)
     rotary_share = settings.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if rotary_share not in (None, 1):
         raise CheckpointError(f"partial_rotary_factor={rotary_share} is not supported, only 1")
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
     if rope_type not in SCALINGS:
         raise CheckpointError(f"rope_type={rope_type!r} is not supported, only {', '.join(SCALINGS)}")
-    max_positions = raw["max_position_embeddings"]
-    trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    settings |= {
-        "original_max_position_embeddings": trained or max_positions,
-        "max_position_embeddings": max_positions,
-    }
     # Compute in fp32 like Hugging Face: at position 100,000 the last bit of a frequency changes the angle.
     theta = _number(settings, "rope_theta")
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float)  # [Dh/2]
     periods = theta ** (pairs / head_dim)  # [Dh/2]: the positions in which a pair rotates by 1 radian
     frequencies, scale = SCALINGS[rope_type](periods, settings)
     return Rope(tuple(frequencies.tolist()), scale)
+
+
+def _settings_of(raw: dict) -> dict:
+    """The settings of the rotation in a config.json, given as `raw`, each of these three filled in: the base
+    of the frequencies, `rope_theta`, and the longest text of the model and of its training,
+    `max_position_embeddings` and `original_max_position_embeddings`. Raises errors as `rope_from` does.
+    """
+    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
+        raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
+    longest = raw["max_position_embeddings"]
+    trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    complete = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
+    complete["max_position_embeddings"] = longest
+    complete["original_max_position_embeddings"] = trained or longest
+    return complete
 
 
 def _number(settings: dict, name: str, default: float | None = None) -> float:

@@ -46,15 +46,18 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
 
     Raises CheckpointError for a window that is no whole number from 1 on.
     """
+    needed_windows: list[int | None] = []
     for window in windows:
-        if window is not None and not (type(window) is int and window > 0):
+        if window is None:
+            needed_windows.append(None)
+            continue
+        if type(window) is not int or window < 1:
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
-    longest = config.max_positions
-    windows = tuple(None if window is None or window >= longest else window for window in windows)
+        needed_windows.append(window if window < config.max_positions else None)
     changes = {
-        "windows": windows,
-        "window": largest_window(windows),
-        "attention_extras": any(window is not None for window in windows),
+        "windows": tuple(needed_windows),
+        "window": largest_window(needed_windows),
+        "attention_extras": any(window is not None for window in needed_windows),
     }
     return WindowedConfig(**vars(config) | changes)
 
