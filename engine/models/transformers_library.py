@@ -21,6 +21,8 @@ from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
 from engine.models.transformers_survey import survey_attention, survey_mask
 from engine.models.weight_files import NamedTensor
+from engine.models.weights import refuse_missing
+from engine.models.windowed import FULL, SLIDING
 
 # Entries of config.json that would name code to run, kernels to download, or outputs that are not used here.
 IGNORED = (
@@ -28,7 +30,7 @@ IGNORED = (
     "_experts_implementation", "fusion_config", "distributed_config", "transformers_weights", "use_kernels",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_return_dict",
 )  # fmt: skip
-LAYER_TYPES = {"full_attention", "sliding_attention"}  # that our `attend` can serve
+LAYER_TYPES = {FULL, SLIDING}  # that our `attend` can serve
 
 
 def library_config(raw: dict) -> Any:
@@ -144,10 +146,7 @@ def _refuse_incomplete(report: dict[str, Any], files: dict[str, Path], folder: P
         raise CheckpointError(
             f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
         )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
+    refuse_missing(str(folder), report["missing_keys"])
     unexpected = sorted(report["unexpected_keys"])
     if unexpected:
         file = files.get(unexpected[0], folder)

@@ -60,8 +60,8 @@ class FlatLinear(Module):
     """
 
     def __init__(self, linear: nn.Linear, name: str) -> None:
-        """`name` is the layer's in this module: `linear_name` (transformers_ranks.py), by which ranks know
-        how the layer is cut.
+        """`name`: the layer's name inside this module, by which several ranks know how to cut the layer
+        (`linear_name` of transformers_ranks.py).
         """
         super().__init__()
         self.name = name
@@ -69,7 +69,7 @@ class FlatLinear(Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's weight: some code of the library reads its dtype or device."""
+        """The layer's weight, whose dtype or device some code of the library reads."""
         return self._linear.weight  # type: ignore[return-value]  # any linear layer has one
 
     @property

@@ -6,6 +6,7 @@ text is. Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from engine.models import llama
 from engine.models.checkpoint import CheckpointError
 from engine.models.llama import LlamaConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+# Kinds of layers in Hugging Face's `layer_types`: without and with a window.
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
         if type(window) is not int or window < 1:
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
         needed_windows.append(window if window < config.max_positions else None)
-    changes = {
+    changes: dict[str, Any] = {
         "windows": tuple(needed_windows),
         "window": largest_window(needed_windows),
         "attention_extras": any(window is not None for window in needed_windows),

@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         model = load_model(
             options.model,
-            transform=lambda m: quantize(m, options.quantization, options.group_size),
+            transform=lambda model: quantize(model, options.quantization, options.group_size),
             restore_quantized=restore,
         )
         folder = save_quantized(model, options.model, options.folder)

@@ -164,9 +164,9 @@ def pack_quantized(model: AnyModel) -> AnyModel:
 
 def model_bytes(model: nn.Module) -> int:
     """The bytes of a model's parameters, codes and packed layouts in memory. Shared tensors count once."""
-    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
-    packed = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
-    return packed + sum(t.numel() * t.element_size() for t in tensors.values())
+    by_address = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    packed_bytes = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
+    return packed_bytes + sum(tensor.nbytes for tensor in by_address.values())
 
 
 def _replace(
