@@ -65,9 +65,10 @@ class ExtrasAttend:
 def attend_with(
     attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras | None
 ) -> Tensor:
-    """`attend(layer, q, k, v)` with the layer's extras. q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
+    """`attend(layer, q, k, v)` with the layer's extras; None: the layer has none.
+    q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
 
-    `extras` of None are no extras. Raises ValueError, which names the fields, if `extras` sets some and
+    Raises ValueError, which names the fields, if `extras` sets some and
     `attend` does not support extras.
     """
     if isinstance(attend, ExtrasAttend):
@@ -138,4 +139,8 @@ def bind_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Att
 
     So the code of a model's layers need not know of extras.
     """
-    return lambda layer, q, k, v: attend_with(attend, layer, q, k, v, extras[layer])
+
+    def attend_bound(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_with(attend, layer, q, k, v, extras[layer])
+
+    return attend_bound

@@ -80,9 +80,9 @@ class GatheredWithExtras:
         if decode_rows is not None:
             decode_q = q[decode_rows.rows]  # [N, Hq, Dh]
             out[decode_rows.rows] = _attend_decode_rows(decode_q, keys, values, extras, decode_rows)
-        for rows, places, seen in sequences:
-            k, v = gather(keys, places), gather(values, places)  # [Tk, Hkv, Dh] each
-            out[rows] = _attend_one_sequence(q[rows], k, v, extras, seen)
+        for sequence in sequences:
+            k, v = gather(keys, sequence.places), gather(values, sequence.places)  # [Tk, Hkv, Dh] each
+            out[sequence.rows] = _attend_one_sequence(q[sequence.rows], k, v, extras, sequence.seen)
         return out
 
     def _split(self, window: int | None) -> _StepSplit:

@@ -58,10 +58,12 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     # Imported only here, because the import loads kernels that a CPU does not need.
     from torch.nn.attention.varlen import varlen_attn
 
-    starts = spans.on(q.device)
-    max_lengths = max_length(spans.query_start), max_length(spans.key_start)
+    query_start, key_start = spans.on(q.device)
+    max_queries, max_keys = max_length(spans.query_start), max_length(spans.key_start)
     # A window_size of (-1, 0) shows each query all earlier keys, and no later key.
-    out = varlen_attn(q, k, v, *starts, *max_lengths, window_size=(-1, 0))  # [T, Hq, Dh]
+    out = varlen_attn(
+        q, k, v, query_start, key_start, max_queries, max_keys, window_size=(-1, 0)
+    )  # [T, Hq, Dh]
     assert isinstance(out, Tensor)  # varlen_attn returns a tuple only with `return_aux`
     return out
 

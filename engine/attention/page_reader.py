@@ -51,9 +51,10 @@ class PageReader:
         if q.stride(1) != Dh or q.stride(2) != 1:  # the C code reads one token's heads as neighbours
             q = q.contiguous()
         out = keys.new_empty(S, Hq, Dh)  # fp32 like `keys`; torch's default dtype may differ
-        if self._read(
+        has_no_memory = self._read(
             q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             *self._table_arguments, S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),
-        ):  # fmt: skip
+        )  # fmt: skip
+        if has_no_memory:
             raise MemoryError(f"no memory to attend {S} sequences")
         return out

@@ -56,15 +56,18 @@ def extras_attention(
     q = q if q.stride(2) == 1 else q.contiguous()
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     group, tile = Hq // Hkv, TILES[q.element_size()]
-    rows = max(MIN_DOT_SIZE, min(tile, triton.next_power_of_2(max_queries * group)))
-    sinks = extras.sinks
+    max_rows = max_queries * group  # of one sequence and one key head
+    rows = max(MIN_DOT_SIZE, min(tile, triton.next_power_of_2(max_rows)))
+    scale = Dh**-0.5 if extras.scale is None else extras.scale
     # In place of an extra that the layer does not have, the kernel gets some value that it does not read.
-    _attend_with_extras[(triton.cdiv(max_queries * group, rows), Hkv, len(lens))](
-        q, keys, values, q if sinks is None else sinks, out, query_start, tables, lens, tables.stride(0),
-        q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        Dh**-0.5 if extras.scale is None else extras.scale, extras.softcap or 1.0, extras.window or 0,
+    sinks = q if extras.sinks is None else extras.sinks
+    softcap = 1.0 if extras.softcap is None else extras.softcap
+    window = 0 if extras.window is None else extras.window
+    _attend_with_extras[(triton.cdiv(max_rows, rows), Hkv, len(lens))](
+        q, keys, values, sinks, out, query_start, tables, lens, tables.stride(0),
+        q.stride(0), q.stride(1), out.stride(0), out.stride(1), scale, softcap, window,
         HAS_SOFTCAP=extras.softcap is not None, HAS_WINDOW=extras.window is not None,
-        HAS_SINKS=sinks is not None, GROUP=group, HKV=Hkv, DH=Dh,
+        HAS_SINKS=extras.sinks is not None, GROUP=group, HKV=Hkv, DH=Dh,
         DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), P=P, ROWS=rows, COLS=tile,
         num_warps=4, num_stages=2,
     )  # fmt: skip

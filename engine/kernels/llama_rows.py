@@ -60,8 +60,9 @@ class LlamaRows:
 
         `sum_parts`: sums a rank's terms over the ranks, in place; None if the model is whole.
         """
-        self.stores_first, self.sum_parts = stores_first, unchanged if sum_parts is None else sum_parts
-        self.config = config = model.config
+        config = self.config = model.config
+        self.stores_first = stores_first
+        self.sum_parts = unchanged if sum_parts is None else sum_parts
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
@@ -254,10 +255,10 @@ def _rotate_and_store(
     x, y = first, second
     if NORM:
         rstd = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
-        x *= rstd * tl.where(is_query, tl.load(q_gain + pair), tl.load(k_gain + pair)).to(tl.float32)
-        y *= rstd * tl.where(is_query, tl.load(q_gain + HALF + pair), tl.load(k_gain + HALF + pair)).to(
-            tl.float32
-        )
+        x_gain = tl.where(is_query, tl.load(q_gain + pair), tl.load(k_gain + pair))  # [HEADS, HALF]
+        y_gain = tl.where(is_query, tl.load(q_gain + HALF + pair), tl.load(k_gain + HALF + pair))
+        x *= rstd * x_gain.to(tl.float32)
+        y *= rstd * y_gain.to(tl.float32)
     cosines, sines = tl.load(cos + row * HALF + pair), tl.load(sin + row * HALF + pair)  # [1, HALF] each
     dtype: tl.constexpr = q.dtype.element_ty
     first = tl.where(is_value, first, x * cosines - y * sines).to(dtype)

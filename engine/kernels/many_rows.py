@@ -75,14 +75,15 @@ class ManyRows:
         """
         model, S = self.model, len(token_ids)
         D = self.config.hidden_size
-        buffers = self.x, self.normed, self.attended, self.qkv
-        x, normed, attended, qkv = (buffer[:S] for buffer in buffers)
+        x, normed, attended, qkv = self.x[:S], self.normed[:S], self.attended[:S], self.qkv[:S]
         pdl = self.pdl and S <= SPLIT_ROWS
-        shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
+        norm_options = {
+            "D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl,
+        }  # fmt: skip
         first_norm, eps = self.blocks[0].norm1, self.config.norm_eps
         embed_norm[(S,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
-            first_norm.weight, first_norm.bias, normed, eps, **shape,
+            first_norm.weight, first_norm.bias, normed, eps, **norm_options,
         )  # fmt: skip
         for layer, (block, next_norm) in enumerate(zip(self.blocks, self.next_norms, strict=True)):
             torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
@@ -90,13 +91,17 @@ class ManyRows:
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
                 attended, pdl=pdl and S <= FEW_ROWS,
             )  # fmt: skip
-            self._linear_add_norm(attended, block.attention.proj, block.norm2, **shape)
+            self._linear_add_norm(attended, block.attention.proj, block.norm2, pdl, norm_options)
             inner = linear_gelu(normed, block.mlp.up)
-            self._linear_add_norm(inner, block.mlp.down, next_norm, **shape)
+            self._linear_add_norm(inner, block.mlp.down, next_norm, pdl, norm_options)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
-    def _linear_add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
-        """self.x[S, D] += linear(a[S, in]), and self.normed = norm(x). `shape`: constants of `add_norm`."""
+    def _linear_add_norm(
+        self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, pdl: bool, norm_options: dict[str, Any]
+    ) -> None:
+        """self.x[S, D] += linear(a[S, in]), and self.normed = norm(x). `pdl`: launch with PDL (`pdl.py`).
+        `norm_options`: the constants and launch options of `add_norm`.
+        """
         S, D = len(a), self.config.hidden_size
         tile = FEW_ROWS_TILE if S <= FEW_ROWS else MANY_ROWS_TILE
         if S <= SPLIT_ROWS and linear.in_features % (SPLITS * INNER) == 0 and D % tile["COLS"] == 0:
@@ -104,13 +109,13 @@ class ManyRows:
             _split_linear[(D // tile["COLS"], SPLITS)](
                 a, linear.weight, product, S, N=D, K=linear.in_features,
                 ROWS=max(MIN_DOT_SIZE, triton.next_power_of_2(S)), **tile, INNER=INNER, SPLITS=SPLITS,
-                PDL=shape["PDL"], num_stages=4, launch_pdl=shape["PDL"],
+                PDL=pdl, num_stages=4, launch_pdl=pdl,
             )  # fmt: skip
         else:
             product, splits = torch.mm(a, linear.weight.t(), out=self.product[:S]), 1
         add_norm[(S,)](
             self.x, product, linear.bias, norm.weight, norm.bias, self.normed, self.config.norm_eps, S * D,
-            SPLITS=splits, **shape,
+            SPLITS=splits, **norm_options,
         )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class PromptRows:
         # `x` is the residual, in fp32. Each kernel that adds to it also writes `normed`, the input of the
         # next product.
         model, config, T = self.model, self.model.config, len(token_ids)
-        D, heads, eps = config.hidden_size, (3, config.num_heads, config.head_dim), config.norm_eps
+        D, H, Dh, eps = config.hidden_size, config.num_heads, config.head_dim, config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}
         x = token_ids.new_empty(T, D, dtype=torch.float32)
         normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
@@ -58,7 +58,8 @@ class PromptRows:
 
         for layer, (block, next_norm) in enumerate(zip(self.blocks, self.next_norms, strict=True)):
             qkv = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
-            attended = attend(layer, *qkv.view(T, *heads).unbind(1))  # [T, H, Dh]
+            q, k, v = qkv.view(T, 3, H, Dh).unbind(1)  # [T, H, Dh] each
+            attended = attend(layer, q, k, v)  # [T, H, Dh]
             add(attended.flatten(1), block.attention.proj, block.norm2)
             add(linear_gelu(normed, block.mlp.up), block.mlp.down, next_norm)
         return normed

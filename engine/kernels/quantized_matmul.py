@@ -14,6 +14,8 @@ from torch import Tensor
 
 from engine.kernels.flash_prefill import MIN_DOT_SIZE
 
+TILE_COLS = 32  # rows of W, and so columns of the result, for a program that multiplies several rows of x
+
 
 def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N] in the dtype of x.
@@ -23,16 +25,17 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
     (T, K), N = x.shape, len(codes)
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     if T == 1:
-        rows = warps = 4 if N >= 4096 else 2  # of W, that a program takes at a time; and its warps
+        rows = 4 if N >= 4096 else 2  # rows of W for a program, which has as many warps
         inner = min(triton.next_power_of_2(K), 1024)  # numbers of a row that it takes at a time
         _int8_row[(triton.cdiv(N, rows),)](
-            x, codes, scale, bias, out, N=N, K=K, ROWS=rows, INNER=inner, num_warps=warps
+            x, codes, scale, bias, out, N=N, K=K, ROWS=rows, INNER=inner, num_warps=rows
         )
-    elif T:
-        ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
-        _int8_tile[(triton.cdiv(N, COLS),)](
-            x, codes, scale, bias, out, T, N=N, K=K, ROWS=ROWS, COLS=COLS, INNER=128, num_warps=4
-        )
+    elif T > 1:
+        padded_rows = max(MIN_DOT_SIZE, triton.next_power_of_2(T))
+        _int8_tile[(triton.cdiv(N, TILE_COLS),)](
+            x, codes, scale, bias, out, T,
+            N=N, K=K, ROWS=padded_rows, COLS=TILE_COLS, INNER=128, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -47,15 +50,15 @@ def int4_linear(
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     shape = {"N": N, "K": K, "GROUP": group_size}
     if T == 1:
-        groups = min(triton.next_power_of_2(scale.shape[1]), 1024 // group_size)
-        rows = 4
+        rows = 4  # rows of W for a program, which has as many warps
+        groups = min(triton.next_power_of_2(scale.shape[1]), 1024 // group_size)  # that it takes at a time
         _int4_row[(triton.cdiv(N, rows),)](
-            x, nibbles, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=4
+            x, nibbles, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=rows
         )
-    elif T:
-        ROWS, COLS = max(MIN_DOT_SIZE, triton.next_power_of_2(T)), 32
-        _int4_tile[(triton.cdiv(N, COLS),)](
-            x, nibbles, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
+    elif T > 1:
+        padded_rows = max(MIN_DOT_SIZE, triton.next_power_of_2(T))
+        _int4_tile[(triton.cdiv(N, TILE_COLS),)](
+            x, nibbles, scale, low, bias, out, T, **shape, ROWS=padded_rows, COLS=TILE_COLS, num_warps=4
         )
     return out
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ MIN_PASSES, MAX_PASSES, ENOUGH_SECONDS = 3, 10, 0.03
 # first form's time.
 MAX_SECOND_FORM_TIME = 0.9
 Shape = tuple[int, int]  # (in, out) features of a linear layer
-Form = Callable[[nn.Linear], nn.Module]  # makes a layer of the same results with another layout of weights
+Form = Callable[[nn.Linear], nn.Module]  # makes a layer with the same results, mostly in another layout
 
 
 class Half(Module):
@@ -154,74 +155,74 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    form_for_rows, form_for_one_row = _choose_forms(linears, rows)
-    packed = [form_for_rows[_shape(linear)](linear) for linear in linears]
-    if form_for_one_row != form_for_rows:
-        packed = _with_second_form(linears, packed, form_for_rows, form_for_one_row)
+    choices = _choose_forms(linears, rows)
+    packed = [choices[_shape(linear)].for_rows(linear) for linear in linears]
+    if any(choice.has_second for choice in choices.values()):
+        packed = _with_second_form(linears, packed, choices)
     replacement: dict[nn.Module, nn.Module] = dict(zip(linears, packed, strict=True))
     return replace_linears(model, lambda name, layer: replacement.get(layer, layer))
 
 
-def _choose_forms(linears: list[nn.Linear], rows: int) -> tuple[dict[Shape, Form], dict[Shape, Form]]:
-    """By shape: the fastest form for `rows` rows, and the form for a single row. Both are the same where a
-    second form would not be worth its memory.
-    """
-    # 1. Measure each form that loses nothing.
-    possible_forms = [_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))]
+class _Choice(NamedTuple):
+    """The forms for the layers of one shape."""
+
+    for_rows: Form  # the fastest form for the number of rows that `pack_linears` is given
+    for_one_row: Form  # the same form, if a second form would not be worth its memory
+
+    @property
+    def has_second(self) -> bool:
+        """Whether a layer keeps both forms."""
+        return self.for_one_row is not self.for_rows
+
+
+def _choose_forms(linears: list[nn.Linear], rows: int) -> dict[Shape, _Choice]:
+    """The forms for the layers of each shape, by measuring each form that loses nothing."""
+    possible_forms: list[Form] = [_unchanged]
+    for form in FORMS:
+        if all(form.can_pack(linear) for linear in linears):
+            possible_forms.append(form)
+    # 1. The seconds of the layers of each shape, with all layers in one form.
     seconds_at_one_row: dict[Form, dict[Shape, float]] = {}
     seconds_at_rows: dict[Form, dict[Shape, float]] = {}
     for form in possible_forms:
-        seconds_at_one_row[form], seconds_at_rows[form] = _measure(form, linears, rows)
-    # 2. Choose the fastest for each shape.
-    form_for_one_row: dict[Shape, Form] = {}
-    form_for_rows: dict[Shape, Form] = {}
+        packed = [form(linear) for linear in linears]
+        seconds_at_one_row[form] = _seconds_by_shape(linears, packed, 1)
+        seconds_at_rows[form] = _seconds_by_shape(linears, packed, rows)
+        del packed  # before the next form's layers are made: both might not fit into memory
+    # 2. Choose the fastest form for each shape.
+    choices: dict[Shape, _Choice] = {}
     for shape in map(_shape, linears):
         first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
         max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[first][shape]
         is_worth_it = rows > 1 and seconds_at_one_row[second][shape] < max_seconds
-        form_for_rows[shape] = first
-        form_for_one_row[shape] = second if is_worth_it else first
-    return form_for_rows, form_for_one_row
-
-
-def _measure(
-    form: Form, linears: list[nn.Linear], rows: int
-) -> tuple[dict[Shape, float], dict[Shape, float]]:
-    """By shape: the seconds of a step of one row, and of a step of `rows` rows, with the layers in this form.
-
-    The layers are deleted when this function returns: those of all forms might not fit into memory.
-    """
-    packed = [form(linear) for linear in linears]
-    return _seconds_by_shape(linears, packed, 1), _seconds_by_shape(linears, packed, rows)
+        choices[shape] = _Choice(first, second if is_worth_it else first)
+    return choices
 
 
 def _with_second_form(
-    linears: list[nn.Linear],
-    packed: list[nn.Module],
-    form_for_rows: dict[Shape, Form],
-    form_for_one_row: dict[Shape, Form],
+    linears: list[nn.Linear], packed: list[nn.Module], choices: dict[Shape, _Choice]
 ) -> list[nn.Module]:
-    """`packed`, but each layer whose shape has another form for a single row has both forms (`ByRows`). Which
-    form computes which number of rows is measured.
+    """`packed`, but each layer whose shape has a second form has both forms (`ByRows`). Which form computes
+    which number of rows is measured.
     """
     second: list[nn.Module] = []  # the layers in the form for a single row
     for linear, layer in zip(linears, packed, strict=True):
-        shape = _shape(linear)
-        has_second = form_for_one_row[shape] is not form_for_rows[shape]
-        second.append(form_for_one_row[shape](linear) if has_second else layer)
-    # For each size: the seconds by shape with the first form, and with the second. The two are measured one
-    # after the other, so that a slow moment of the machine slows both.
-    measured = [(_seconds_by_shape(linears, packed, n), _seconds_by_shape(linears, second, n)) for n in SIZES]
+        choice = choices[_shape(linear)]
+        second.append(choice.for_one_row(linear) if choice.has_second else layer)
+    second_is_faster: dict[Shape, list[bool]] = {shape: [] for shape in choices}  # at each of SIZES
+    for num_rows in SIZES:
+        # One after the other, so that a slow moment of the machine slows both.
+        first_seconds = _seconds_by_shape(linears, packed, num_rows)
+        second_seconds = _seconds_by_shape(linears, second, num_rows)
+        for shape in choices:
+            second_is_faster[shape].append(second_seconds[shape] < first_seconds[shape])
     combined: list[nn.Module] = []
     for linear, first_layer, second_layer in zip(linears, packed, second, strict=True):
         if second_layer is first_layer:
             combined.append(first_layer)
-            continue
-        shape, by_size = _shape(linear), list[nn.Module]()
-        for first_seconds, second_seconds in measured:
-            second_is_faster = second_seconds[shape] < first_seconds[shape]
-            by_size.append(second_layer if second_is_faster else first_layer)
-        combined.append(ByRows(by_size))
+        else:
+            is_faster = second_is_faster[_shape(linear)]
+            combined.append(ByRows([second_layer if faster else first_layer for faster in is_faster]))
     return combined
 
 

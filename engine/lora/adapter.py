@@ -7,6 +7,10 @@ and adapter_model.safetensors. A pickle file is never opened.
 Promises of an adapter that was read: every tensor in the file belongs to a linear layer of the model, no
 tensor is missing, and all numbers are finite, in fp32 and in the model's dtype. Otherwise reading raises a
 `CheckpointError`. Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
+
+In names, a `module` is Hugging Face's name of a linear layer without the prefix of the model family
+("h.0.mlp.c_fc"). A `path` is the layer's name in an adapter's files, which may have that prefix
+("transformer.h.0.mlp.c_fc").
 """
 
 import os
@@ -87,9 +91,9 @@ def read_adapter(
     `max_rank`: the largest rank that is accepted; None: any rank. `dtype`: the dtype of the model's slots,
     which the adapter's numbers must fit.
 
-    Raises CheckpointError if a file is missing or damaged, if a setting is not supported, if the rank is
-    above `max_rank`, if a tensor has no place in the model or the wrong shape, or if a number is not finite
-    or too large for `dtype`.
+    Raises CheckpointError if a file is missing or damaged, if a setting is not supported or names no linear
+    layer, if the rank is above `max_rank`, if a tensor is missing, has no place in the model or the wrong
+    shape, or if a number is not finite or too large for `dtype`.
     """
     folder = Path(os.path.expanduser(folder))
     settings = read_config(folder)
@@ -99,8 +103,8 @@ def read_adapter(
         )
     file = _weights_file(folder)
     targets, prefix = targets_of(config), architecture(config.model_type, config.model_impl).PREFIX
-    paths = [*targets, *(prefix + name for name in targets)]  # some files' names have the prefix
-    adapted = _adapted_modules(file, settings, paths)
+    paths = [*targets, *(prefix + module for module in targets)]
+    adapted = _adapted_paths(file, settings, paths)
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
@@ -113,11 +117,11 @@ def read_adapter(
         raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
     layers: dict[str, tuple[Factors, ...]] = {}
     for module, pair in pairs.items():
-        target = targets[module]
-        factors = Factors(pair["A"], pair["B"], target.rows)
+        layer = targets[module].layer
+        factors = Factors(pair["A"], pair["B"], targets[module].rows)
         _refuse_too_large(file, module, factors, settings, dtype)
         # Several of Hugging Face's layers may be one layer of ours, which then gets the factors of each.
-        layers[target.layer] = (*layers.get(target.layer, ()), factors)
+        layers[layer] = (*layers.get(layer, ()), factors)
     return Adapter(settings.r, settings.scale, layers, str(folder.resolve()))
 
 
@@ -132,12 +136,12 @@ def _weights_file(folder: Path) -> Path:
     raise CheckpointError(f"{file}: {why}{hint}")
 
 
-def _adapted_modules(file: Path, settings: AdapterConfig, modules: Iterable[str]) -> set[str]:
-    """The modules that the setting `target_modules` names. Raises CheckpointError if matching takes longer
-    than EXPRESSION_SECONDS.
+def _adapted_paths(file: Path, settings: AdapterConfig, paths: Iterable[str]) -> set[str]:
+    """The paths that the setting `target_modules` names. Raises CheckpointError if matching takes longer than
+    EXPRESSION_SECONDS.
     """
     try:
-        return settings.select(set(modules))
+        return settings.select(set(paths))
     except TimeoutError:
         raise CheckpointError(
             f"{file.parent / 'adapter_config.json'}: target_modules={settings.target_modules!r:.80}: an "
@@ -153,7 +157,8 @@ def _read_pairs(
     prefix: str,
     adapted: set[str],
 ) -> dict[str, dict[str, Tensor]]:
-    """Read the file's tensors as {module: {"A": Tensor, "B": Tensor}}, in fp32, by Hugging Face's names.
+    """Read the file's tensors as {module: {"A": Tensor, "B": Tensor}}, in fp32. `prefix`: of the model
+    family. `adapted`: the paths that the settings name.
 
     Raises CheckpointError if a tensor belongs to no adapted layer, if its shape is not the model's, or if a
     number is not a finite floating-point number.
@@ -187,7 +192,7 @@ def _refuse_missing(
     adapted: set[str],
 ) -> None:
     """Raise CheckpointError if a layer that the settings name lacks its tensor A or B. `file_prefix`: the
-    prefix of Hugging Face's names in this file, or "".
+    prefix of paths in this file, or "". `adapted`: the paths that the settings name.
     """
     for module in targets:
         missing = {"A", "B"} - pairs.get(module, {}).keys()

@@ -94,8 +94,9 @@ def read_config(folder: Path) -> AdapterConfig:
         refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
-    if reason := _why_refused(selection):
-        refuse("target_modules", reason)
+    accepted = _accepted_in_place_of(selection)
+    if accepted is not None:
+        refuse("target_modules", accepted)
     for name, value in raw.items():
         # 0 does not count as empty: in a setting such as layers_to_transform, 0 is the number of a layer.
         is_empty = value is None or value is False or value in ("", [], {})
@@ -105,7 +106,7 @@ def read_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), target_modules)
 
 
-def _why_refused(selection: Any) -> str | None:
+def _accepted_in_place_of(selection: Any) -> str | None:
     """What is accepted in place of this value of `target_modules`. None: the value is accepted."""
     if not isinstance(selection, str):
         is_list_of_names = isinstance(selection, list) and all(isinstance(name, str) for name in selection)

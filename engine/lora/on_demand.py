@@ -29,16 +29,18 @@ class OnDemand:
         CheckpointError if the adapter's files cannot be read (`read_adapter`).
         """
         for other in self._loaded.values():
-            same_adapter = other.lora_name == adapter.lora_name or other.lora_int_id == adapter.lora_int_id
-            if same_adapter and other != adapter:
+            is_named_alike = other.lora_name == adapter.lora_name or other.lora_int_id == adapter.lora_int_id
+            if is_named_alike and other != adapter:
                 raise ParameterError("lora_request", f"{adapter} contradicts {other}")
         name, slots = adapter.lora_name, self.manager.slots
-        if name not in self._loaded:
+        if name in self._loaded:
+            del self._loaded[name]
+        else:
             weights = read_adapter(adapter.lora_path, self.config, slots.max_lora_rank, slots.dtype)
             self.manager.load(name, weights)
-        self._loaded[name] = self._loaded.pop(name, adapter)  # moves the name to the end: most recently used
+        self._loaded[name] = adapter  # at the end: the most recently used
         if len(self._loaded) > slots.max_loras:
-            self._unload_idle(len(self._loaded) - slots.max_loras, name)
+            self._unload_idle(len(self._loaded) - slots.max_loras, requested=name)
         return self.manager.key(name)
 
     def _unload_idle(self, count: int, requested: str) -> None:
@@ -46,10 +48,8 @@ class OnDemand:
         adapter `requested` stays loaded.
         """
         in_use = self.manager.keys_in_use()
-        idle: list[str] = []
-        for name in self._loaded:
-            if name != requested and self.manager.key_of[name] not in in_use:
-                idle.append(name)
+        others = [name for name in self._loaded if name != requested]
+        idle = [name for name in others if self.manager.key_of[name] not in in_use]
         for name in idle[:count]:
             self.manager.unload(name)
             del self._loaded[name]

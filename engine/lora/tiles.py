@@ -66,7 +66,8 @@ class TiledRows:
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """As `AdapterRows.add`, in place."""
-        (_, in_features, K), out_features = down.shape, up.shape[2]
+        _, in_features, K = down.shape
+        out_features = up.shape[2]
         tiles = self._max_tiles(len(x))
         if self.middle is None or self.middle.shape[1] < K:  # one buffer serves all layers in turn
             self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)

@@ -84,11 +84,11 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if not any(folder.glob("*.safetensors")):
                 snapshot_download(repo_id, allow_patterns=["pytorch_model*.bin"])
     except Exception as error:  # the hub's client raises many kinds: offline, unknown id, gated, disk full
-        similar = get_close_matches(repo_id, embedded_models(), 1)
+        similar = get_close_matches(repo_id, embedded_models(), n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
-            f"folder, and the Hugging Face hub did not provide it: {_hub_error_text(error)}"
-            + (f"; did you mean {similar[0]!r}?" if similar else "")
+            f"folder, and the Hugging Face hub did not provide it: {_hub_error_text(error)}{hint}"
         ) from error
     return folder
 
@@ -108,8 +108,13 @@ def _hub_error_text(error: Exception) -> str:
         return "its makers want to be asked first: do so on its page there, and log in (hf auth login)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "it has no such model, or a private one (hf auth login)"
-    first_line, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first_line.rstrip('.')}"
+    return f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; "" without a message."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
 
 
 def read_text(path: Path) -> str:

@@ -79,11 +79,12 @@ class ModelConfig:
         """
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
-            if spec.type is int and not (type(value) is int and value > 0):
-                raise CheckpointError(f"{spec.name}={value!r}: a whole number from 1 on is accepted")
-            if spec.type is int and value > MAX_SIZE:
-                raise CheckpointError(f"{spec.name}={value!r:.40}: at most {MAX_SIZE:,} is accepted")
-            if spec.type is float and not (type(value) in (int, float) and value >= 0):
+            if spec.type is int:
+                if type(value) is not int or value < 1:
+                    raise CheckpointError(f"{spec.name}={value!r}: a whole number from 1 on is accepted")
+                if value > MAX_SIZE:
+                    raise CheckpointError(f"{spec.name}={value!r:.40}: at most {MAX_SIZE:,} is accepted")
+            elif spec.type is float and not (type(value) in (int, float) and value >= 0):
                 raise CheckpointError(f"{spec.name}={value!r}: a number from 0 on is accepted")
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:

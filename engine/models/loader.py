@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.machine.host_memory import available_memory
-from engine.models.checkpoint import CheckpointError, resolve
+from engine.models.checkpoint import CheckpointError, first_line, resolve
 from engine.models.config import AUTO, OURS, ModelConfig, architecture
 from engine.models.language_model import LanguageModel
 from engine.models.weight_files import NamedTensor, read_tensors
@@ -65,14 +65,15 @@ def load_model(
       (Extension A). The sizes in the model's `config` are then those of the part.
     - `model_impl` says whose code computes the model, as in `architecture`.
 
-    Raises CheckpointError for a file or a tensor, and ValueError for an argument.
+    Raises CheckpointError for a file, a tensor or too little memory, and ValueError for an argument.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format={load_format!r}: accepted are {', '.join(LOAD_FORMATS)}")
     try:
+        # An empty tensor shows whether the device can be used. Its device has a number, as in "cuda:0".
         device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device={str(device)!r} cannot be used: {first_line(error)}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder, model_impl)
     if sharding is not None:
@@ -120,6 +121,8 @@ def _load_weights(
 ) -> LanguageModel:
     """The model, or this device's part of it, filled with the weights `tensors`. For a model of ours, their
     numbers are read only after all shapes fit.
+
+    Raises CheckpointError if the memory is too small, or if a tensor is missing or does not fit the model.
     """
     family = architecture(config.model_type, config.model_impl)
     # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
@@ -132,8 +135,8 @@ def _load_weights(
     places = family.places(config)
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
-    def shard(name: str, tensor: Tensor) -> Tensor:
-        """This device's part of a tensor."""
+    def part_of(name: str, tensor: Tensor) -> Tensor:
+        """This device's part of the tensor `name`."""
         if sharding is None or name not in places:
             return tensor
         return sharding.shard(tensor, places[name], skeleton.shape(name))
@@ -143,14 +146,14 @@ def _load_weights(
         name = full_name.removeprefix(family.PREFIX)
         is_redundant = name not in places and re.fullmatch(family.REDUNDANT, name)
         if not is_redundant:
-            skeleton.claim(str(file), name, shard(name, tensor.to("meta")))  # raises if it does not fit
+            skeleton.claim(str(file), name, part_of(name, tensor.to("meta")))  # raises if it does not fit
             needed_tensors.append(NamedTensor(file, name, tensor))
     skeleton.finish(str(folder))
     # 2. Allocate the model, and copy the weights.
     model = _build(folder, config, dtype, device)
     filler = Filler(model, places)
     for file, name, tensor in needed_tensors:
-        filler.fill(str(file), name, shard(name, tensor))
+        filler.fill(str(file), name, part_of(name, tensor))
     return model
 
 
@@ -162,9 +165,10 @@ def _load_codes(
     tensors: list[NamedTensor],
     restore: RestoreQuantized | None,
 ) -> LanguageModel:
-    """The model, filled with the codes `tensors`.
+    """The model, filled with the codes `tensors`. `dtype` is for tensors that are no codes (norms, biases).
 
-    `dtype` is for tensors that are no codes (norms, biases).
+    Raises CheckpointError if transformers computes the model, if there is no `restore`, if the memory is too
+    small, or if a tensor is missing or does not fit the model.
     """
     if config.model_impl != OURS:
         raise CheckpointError(
@@ -209,7 +213,7 @@ def _num_weights(folder: Path, config: ModelConfig) -> int:
     try:
         model = family.Model(one_layer_config, device="meta")
     except RuntimeError as error:  # the product of two sizes overflows torch's 64 bits
-        raise CheckpointError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{folder / 'config.json'}: {first_line(error)}") from None
     per_layer = sum(parameter.numel() for parameter in model.blocks.parameters())
     with_one_layer = sum(parameter.numel() for parameter in model.parameters())
     return with_one_layer + (config.num_layers - 1) * per_layer
@@ -240,8 +244,9 @@ def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.
     try:
         return architecture(config.model_type, config.model_impl).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
-        reason, *_ = str(error).splitlines() or [""]
-        raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {reason}") from None
+        raise CheckpointError(
+            f"{folder}: no memory for this model's weights on {device}: {first_line(error)}"
+        ) from None
 
 
 def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:

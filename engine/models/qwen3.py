@@ -42,7 +42,7 @@ def _refuse_sliding_windows(raw: dict) -> None:
     elif window and raw.get("max_window_layers", MAX_WINDOW_LAYERS) < raw["num_hidden_layers"]:
         unsupported = ["sliding_attention"]
     if unsupported:
+        cause = f" (use_sliding_window with sliding_window={window})" if window else ""
         raise CheckpointError(
-            f"layer_types has {', '.join(unsupported)}, which is not supported, only full_attention"
-            + (f" (use_sliding_window with sliding_window={window})" if window else "")
+            f"layer_types has {', '.join(unsupported)}, which is not supported, only full_attention{cause}"
         )

@@ -60,28 +60,35 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
-    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
-        raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
-    settings = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
+    settings = _settings_of(raw)
     rotary_share = settings.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if rotary_share not in (None, 1):
         raise CheckpointError(f"partial_rotary_factor={rotary_share} is not supported, only 1")
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
     if rope_type not in SCALINGS:
         raise CheckpointError(f"rope_type={rope_type!r} is not supported, only {', '.join(SCALINGS)}")
-    max_positions = raw["max_position_embeddings"]
-    trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    settings |= {
-        "original_max_position_embeddings": trained or max_positions,
-        "max_position_embeddings": max_positions,
-    }
     # Compute in fp32 like Hugging Face: at position 100,000 the last bit of a frequency changes the angle.
     theta = _number(settings, "rope_theta")
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float)  # [Dh/2]
     periods = theta ** (pairs / head_dim)  # [Dh/2]: the positions in which a pair rotates by 1 radian
     frequencies, scale = SCALINGS[rope_type](periods, settings)
     return Rope(tuple(frequencies.tolist()), scale)
+
+
+def _settings_of(raw: dict) -> dict:
+    """The settings of the rotation in a config.json, given as `raw`, each of these three filled in: the base
+    of the frequencies, `rope_theta`, and the longest text of the model and of its training,
+    `max_position_embeddings` and `original_max_position_embeddings`. Raises errors as `rope_from` does.
+    """
+    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
+        raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
+    longest = raw["max_position_embeddings"]
+    trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    complete = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
+    complete["max_position_embeddings"] = longest
+    complete["original_max_position_embeddings"] = trained or longest
+    return complete
 
 
 def _number(settings: dict, name: str, default: float | None = None) -> float:
@@ -131,30 +138,30 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
     """Slow pairs are scaled by `factor`, and fast pairs are not, as in `_llama3`.
 
-    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations within the length of
-    training. Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are
-    multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention over many keys.
+    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
+    within the length of training. Between the limits, the weight of the mean is linear in the pair's index.
+    Queries and keys are multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention
+    over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
-    factor = _number(settings, "factor", settings["max_position_embeddings"] / trained)
-    Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
+    factor = _number(settings, "factor", default=settings["max_position_embeddings"] / trained)
+    theta = _number(settings, "rope_theta")
+    Dh = 2 * len(periods)
 
     def pair_index(rotations: float) -> float:
         """The index, as a float, of the pair that makes this number of rotations within `trained`."""
         return Dh * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (pair_index(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
+    low = pair_index(_number(settings, "beta_fast", default=32.0))
+    high = pair_index(_number(settings, "beta_slow", default=1.0))
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
     width = 0.001 if high == low else high - low  # not 0, because it is a divisor
     ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / width  # [Dh/2]
     fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
-    slow = 1.0 / (factor * periods)
-    return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
-
-
-YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the default limits of `_yarn`, in rotations
+    frequencies = 1.0 / (factor * periods) * (1 - fast) + 1.0 / periods * fast
+    return frequencies, _yarn_scale(factor, settings)
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:

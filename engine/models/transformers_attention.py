@@ -88,7 +88,8 @@ def needs_extras(extras: AttentionExtras) -> bool:
 def extras_of(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionExtras:
     """The extras of a layer, from the keyword arguments of its call of `attention`. A scale of 1/√Dh is none.
 
-    Raises ValueError, which names the argument, for an argument that is not supported.
+    Raises ValueError, which names the argument, for an argument that is not supported, and as
+    `AttentionExtras` does.
     """
     scale, softcap, sinks = None, None, None
     for name, value in options.items():
@@ -101,7 +102,7 @@ def extras_of(options: dict[str, Any], head_dim: int, window: int | None) -> Att
             sinks = value
         else:
             _refuse_unless_neutral(name, value)
-    return AttentionExtras(scale, window, softcap, sinks)
+    return AttentionExtras(scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def _refuse_unless_neutral(name: str, value: Any) -> None:

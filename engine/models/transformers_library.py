@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.models.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError, first_line
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
-from engine.models.transformers_survey import first_line, survey_attention, survey_mask
+from engine.models.transformers_survey import survey_attention, survey_mask
 from engine.models.weight_files import NamedTensor
+from engine.models.weights import refuse_missing
+from engine.models.windowed import FULL, SLIDING
 
 # Entries of config.json that would name code to run, kernels to download, or outputs that are not used here.
 IGNORED = (
@@ -28,7 +30,7 @@ IGNORED = (
     "_experts_implementation", "fusion_config", "distributed_config", "transformers_weights", "use_kernels",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_return_dict",
 )  # fmt: skip
-LAYER_TYPES = {"full_attention", "sliding_attention"}  # that our `attend` can serve
+LAYER_TYPES = {FULL, SLIDING}  # that our `attend` can serve
 
 
 def library_config(raw: dict) -> Any:
@@ -45,10 +47,8 @@ def library_config(raw: dict) -> Any:
             "the package transformers is missing: pip install 'ruvon[transformers]'"
         ) from None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        own_code = (
-            "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
-        )
-        raise CheckpointError(f"transformers {version('transformers')} does not know it{own_code}")
+        hint = "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
+        raise CheckpointError(f"transformers {version('transformers')} does not know it{hint}")
     entries = {name: value for name, value in raw.items() if name not in IGNORED}
     with quiet():
         try:
@@ -60,7 +60,9 @@ def library_config(raw: dict) -> Any:
 
 
 def _refuse_unsupported(config: Any) -> None:
-    """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
+    """Raises CheckpointError if the model is no decoder of text, keeps more than keys and values, or has
+    layers of another type than LAYER_TYPES or layers that share their keys.
+    """
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError("it has an encoder beside its decoder")
     parts = sorted(config.sub_configs)
@@ -95,17 +97,15 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
     from transformers.initialization import no_init_weights
 
     _register()
+    causal_class = _causal_class(config)
     with quiet(), no_init_weights(), torch.device(device):
         try:
-            causal_lm = _causal_class(config)._from_config(
-                config, dtype=dtype, attn_implementation=attention_name
-            )
+            causal_lm = causal_class._from_config(config, dtype=dtype, attn_implementation=attention_name)
         except Exception as error:  # the library's code may raise any error
             if isinstance(error, KeyError) and error.args == (attention_name,):
                 raise CheckpointError("its attention is chosen from a list of its own") from None
-            name = _causal_class(config).__name__
             raise CheckpointError(
-                f"{name} cannot be built: {type(error).__name__}: {first_line(error):.200}"
+                f"{causal_class.__name__} cannot be built: {type(error).__name__}: {first_line(error):.200}"
             ) from None
     causal_lm.tie_weights()
     return causal_lm.eval().requires_grad_(False)
@@ -115,7 +115,8 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[NamedTensor], folder: Pa
     """The library's model on the CPU, filled with the `tensors` of the checkpoint in `folder`. The library
     renames and joins tensors as its model needs them. A weight may be the checkpoint's tensor itself.
 
-    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
+    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape, and with
+    the library's message if the library cannot read the weights.
     """
     _register()
     with quiet():
@@ -145,10 +146,7 @@ def _refuse_incomplete(report: dict[str, Any], files: dict[str, Path], folder: P
         raise CheckpointError(
             f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
         )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
+    refuse_missing(str(folder), report["missing_keys"])
     unexpected = sorted(report["unexpected_keys"])
     if unexpected:
         file = files.get(unexpected[0], folder)

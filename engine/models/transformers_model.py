@@ -2,8 +2,8 @@
 
 `architecture` (config.py) comes here for a model_type without a file of ours, or if model_impl asks for it.
 Promises Hugging Face's numbers on our flat token axis: their code computes everything but attention, which
-goes to the `attend` that is handed in (transformers_attention.py). A model that this cannot serve is refused
-before its weights are read (transformers_survey.py). Never runs code that comes with a checkpoint.
+goes to the `attend` that is handed in (transformers_attention.py). Trial passes refuse models that cannot run
+so (transformers_survey.py). Never runs code that comes with a checkpoint.
 """
 
 import json
@@ -22,7 +22,13 @@ from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import StepContext, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
-from engine.models.transformers_modules import CurrentHead, FlatLinear, PassThrough, replace_module
+from engine.models.transformers_modules import (
+    CurrentHead,
+    FlatLinear,
+    PassThrough,
+    name_in,
+    replace_module,
+)
 from engine.models.transformers_ranks import (
     ShardTensor,
     build_part,
@@ -33,6 +39,7 @@ from engine.models.transformers_ranks import (
 )
 from engine.models.weight_files import NamedTensor
 from engine.models.weights import Place, refuse_not_finite
+from engine.models.windowed import largest_window
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
 
@@ -86,7 +93,7 @@ def _config_from_text(text: str) -> TransformersConfig:
     calls = transformers_survey.survey(decoder_of(causal_lm), num_layers)
     config = _translate(raw, hf_config, causal_lm, calls)
     model = Model(config, "meta", torch.bfloat16, causal_lm)
-    transformers_survey.refuse_other_logits(model.logits, config)
+    transformers_survey.refuse_other_logits(model)
     return config
 
 
@@ -104,16 +111,14 @@ def _translate(
     """Our config for a config.json, which is `raw` and, as the library reads it, `hf_config`. `causal_lm` is
     the library's model, and calls[L] what its layers hand to their attention.
     """
-    num_layers = len(calls)
     vocab_size, hidden_size = causal_lm.get_output_embeddings().weight.shape
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     windows = tuple(call.window for call in calls)
-    finite_windows = [window for window in windows if window is not None]
     return TransformersConfig(
         model_type=raw["model_type"],
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_layers=num_layers,
+        num_layers=len(calls),
         num_heads=calls[0].num_heads,
         num_kv_heads=calls[0].num_kv_heads,
         head_dim=calls[0].head_dim,
@@ -126,8 +131,7 @@ def _translate(
         raw=raw,
         model_impl=TRANSFORMERS,
         windows=windows,
-        # How far back some layer looks: no layer sees the keys before that, so a cache may drop them.
-        window=max(finite_windows) if len(finite_windows) == num_layers else None,
+        window=largest_window(windows),
         attention_extras=any(call.needs_extras for call in calls),
     )
 
@@ -163,10 +167,11 @@ def _max_positions(hf_config: Any) -> int:
         raise CheckpointError("max_position_embeddings is missing: the longest sequence is not known")
     rope_parameters = getattr(hf_config, "rope_parameters", None) or {}
     # The library has one set of parameters, or one for each type of layer.
-    sets = [value for value in rope_parameters.values() if isinstance(value, dict)] or [rope_parameters]
-    for settings in sets:
-        if settings.get("rope_type") in SCALED_BY_LENGTH:
-            longest = min(longest, settings.get("original_max_position_embeddings") or longest)
+    by_layer_type = [value for value in rope_parameters.values() if isinstance(value, dict)]
+    for settings in by_layer_type or [rope_parameters]:
+        trained = settings.get("original_max_position_embeddings")
+        if trained and settings.get("rope_type") in SCALED_BY_LENGTH:
+            longest = min(longest, trained)
     return longest
 
 
@@ -179,7 +184,7 @@ class Model(LanguageModel):
     """
 
     config: TransformersConfig
-    head: nn.Module
+    causal_lm: Any  # what is left of the library's model: it leads from hidden states to logits
 
     def __init__(
         self,
@@ -193,8 +198,8 @@ class Model(LanguageModel):
         if causal_lm is None:
             causal_lm = build_part(library_config(config.raw), config.ranks, device, dtype)
         self.config = config
-        # 1. Take the library's model apart, into the decoder and the output layer. What is left of it leads
-        #    from hidden states to logits: the library's own caps and scales of logits are applied there.
+        # 1. Take the library's model apart, into the decoder and the output layer. The library's own caps and
+        #    scales of logits are applied in what is left of it.
         body, self.head = decoder_of(causal_lm), causal_lm.get_output_embeddings()
         replace_module(causal_lm, body, PassThrough())
         replace_module(causal_lm, self.head, CurrentHead(self))
@@ -235,8 +240,7 @@ class Model(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden[R, D] -> logits[R, V], as the library's model computes them."""
-        causal_lm = self.__dict__["causal_lm"]
-        return causal_lm(inputs_embeds=hidden[None], use_cache=False).logits[0]  # [R, V]
+        return self.causal_lm(inputs_embeds=hidden[None], use_cache=False).logits[0]  # [R, V]
 
 
 def places(config: TransformersConfig) -> dict[str, Place]:
@@ -245,7 +249,7 @@ def places(config: TransformersConfig) -> dict[str, Place]:
     """
     causal_lm = build(library_config(config.raw), "meta", torch.bfloat16)
     body = decoder_of(causal_lm)
-    prefix = next(name for name, module in causal_lm.named_modules() if module is body)
+    prefix = name_in(causal_lm, body)
     plan = plan_entries(causal_lm.config, body)
     return {
         f"{prefix}.{name}.weight": Place(f"body.{name}.{linear_name(plan.get(name))}.weight")

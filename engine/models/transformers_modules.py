@@ -10,8 +10,12 @@ from engine.models.weights import Module
 
 def replace_module(outer: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put `new` in place of `old`, a module somewhere inside `outer`."""
-    name = next(name for name, module in outer.named_modules() if module is old)
-    outer.set_submodule(name, new)
+    outer.set_submodule(name_in(outer, old), new)
+
+
+def name_in(outer: nn.Module, inner: nn.Module) -> str:
+    """The dotted name of `inner`, a module somewhere inside `outer`."""
+    return next(name for name, module in outer.named_modules() if module is inner)
 
 
 class DecoderOutput(tuple):
@@ -38,13 +42,16 @@ class CurrentHead(nn.Module):
     which may be a packed or quantized one.
     """
 
+    model: LanguageModel
+
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
-        self.__dict__["model"] = model  # not as a module of this one: it would contain itself
+        # In `__dict__`, so that the model does not become a module of this one: it would contain itself.
+        self.__dict__["model"] = model
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden[1, R, D] -> [1, R, V]"""
-        return self.__dict__["model"].head(hidden[0])[None]
+        return self.model.head(hidden[0])[None]
 
 
 class FlatLinear(Module):
@@ -53,8 +60,8 @@ class FlatLinear(Module):
     """
 
     def __init__(self, linear: nn.Linear, name: str) -> None:
-        """`name` is the layer's in this module: `linear_name` (transformers_ranks.py), by which ranks know
-        how the layer is cut.
+        """`name`: the layer's name inside this module, by which several ranks know how to cut the layer
+        (`linear_name` of transformers_ranks.py).
         """
         super().__init__()
         self.name = name
@@ -62,7 +69,7 @@ class FlatLinear(Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's weight: some code of the library reads its dtype or device."""
+        """The layer's weight, whose dtype or device some code of the library reads."""
         return self._linear.weight  # type: ignore[return-value]  # any linear layer has one
 
     @property

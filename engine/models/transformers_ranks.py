@@ -35,14 +35,20 @@ def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
     """The entries of the plan that concern `body`: by the name of a module or a parameter. `hf_config` is the
     library's configuration. Its class has the plan: config.json has no say in it.
     """
-    plan = type(hf_config).base_model_tp_plan or {}  # "layers.*.mlp.up_proj": "colwise"
-    by_pattern: dict[str, list[str]] = {}  # "layers.*.mlp.up_proj": the names with numbers in place of *
-    for name, _ in (*body.named_modules(), *body.named_parameters()):
-        by_pattern.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", name), []).append(name)
-    by_name: dict[str, str] = {}
+    plan = type(hf_config).base_model_tp_plan or {}  # such as {"layers.*.mlp.up_proj": "colwise"}
+    # By name: the pattern that the name fits, such as layers.*.mlp.up_proj for layers.0.mlp.up_proj.
+    pattern_of = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in _named(body)}
+    entries: dict[str, str] = {}
     for pattern, entry in plan.items():
-        by_name |= dict.fromkeys(by_pattern.get(pattern, ()), entry)
-    return by_name
+        for name in pattern_of:
+            if pattern_of[name] == pattern:
+                entries[name] = entry
+    return entries
+
+
+def _named(body: nn.Module) -> dict[str, Any]:
+    """The modules and the parameters of `body`, by dotted name."""
+    return {**dict(body.named_modules()), **dict(body.named_parameters())}
 
 
 def linear_name(entry: str | None) -> str:
@@ -64,17 +70,18 @@ def refuse_undivided(config: ModelConfig, size: int) -> None:
     if not plan:
         raise CheckpointError(f"{subject}, which has no plan for several ranks of it (base_model_tp_plan)")
     _refuse_unknown_entries(plan, body, subject)
-    heads = config.num_heads, config.num_kv_heads
-    if any(number % size for number in (*heads, config.intermediate_size)):
+    if config.num_heads % size or config.num_kv_heads % size or config.intermediate_size % size:
         return  # `divide` names what is not divided
     try:
         keep_part(causal_lm, size, _empty)
-        call, *_ = transformers_survey.survey(body, config.num_layers)
+        call = transformers_survey.survey(body, config.num_layers)[0]  # all layers have the same heads
     except CheckpointError as error:
         raise CheckpointError(f"{subject}, and in {size} parts it does not run: {error}") from None
-    if (call.num_heads, call.num_kv_heads) != tuple(number // size for number in heads):
-        attends = f"it attends with {call.num_heads} and {call.num_kv_heads} heads"
-        raise CheckpointError(f"{subject}, and in {size} parts it does not run: {attends}")
+    if call.num_heads != config.num_heads // size or call.num_kv_heads != config.num_kv_heads // size:
+        raise CheckpointError(
+            f"{subject}, and in {size} parts it does not run: it attends with {call.num_heads} and "
+            f"{call.num_kv_heads} heads"
+        )
 
 
 def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str) -> None:
@@ -82,17 +89,18 @@ def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str)
     COLWISE, ROWWISE (both for an nn.Linear) and WHOLE, and for an nn.Linear without an entry. The message
     begins with `subject`.
     """
-    named = {**dict(body.named_modules()), **dict(body.named_parameters())}
-    linears = {name for name, item in named.items() if type(item) is nn.Linear}
-    for name in [*plan, *sorted(linears - plan.keys())]:
-        entry = plan.get(name)
-        is_cut = name in linears and entry in (COLWISE, ROWWISE)
-        if is_cut or entry == WHOLE:
-            continue
-        says = f"has {entry!r} for" if entry else "says nothing of"
-        kind = "" if name in linears else f" ({type(named[name]).__name__})"
-        supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
-        raise CheckpointError(f"{subject}, whose base_model_tp_plan {says} {name}{kind}; {supported}")
+    supported = f"{COLWISE!r} and {ROWWISE!r} for layers of the type Linear are supported"
+    named = _named(body)
+    for name, entry in plan.items():
+        is_linear = type(named[name]) is nn.Linear
+        if entry != WHOLE and not (is_linear and entry in (COLWISE, ROWWISE)):
+            kind = "" if is_linear else f" ({type(named[name]).__name__})"
+            raise CheckpointError(
+                f"{subject}, whose base_model_tp_plan has {entry!r} for {name}{kind}; {supported}"
+            )
+    for name in sorted(named):
+        if type(named[name]) is nn.Linear and name not in plan:
+            raise CheckpointError(f"{subject}, whose base_model_tp_plan says nothing of {name}; {supported}")
 
 
 def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: torch.dtype) -> Any:
@@ -101,8 +109,10 @@ def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: tor
     """
     if size == 1:
         return build(hf_config, device, dtype)
-    # The device need not hold the whole model. On the host, memory that nobody writes to is not taken.
-    causal_lm = build(hf_config, "meta" if torch.device(device).type == "meta" else "cpu", dtype)
+    # The whole model is built on the host, since the device need not have room for it. The host's memory is
+    # not taken, since nobody writes to it.
+    host = "meta" if torch.device(device).type == "meta" else "cpu"
+    causal_lm = build(hf_config, host, dtype)
     keep_part(causal_lm, size, _empty)
     return causal_lm.to(device)
 

@@ -4,6 +4,7 @@ Each architecture has a map from Hugging Face's tensor names to `Place`s. A plac
 parameter a tensor fills, so the same map serves checkpoints and LoRA adapters (Part 18).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,14 @@ def refuse_not_finite(file: str, name: str, tensor: Tensor) -> None:
         raise CheckpointError(f"{file}: tensor {name!r} holds numbers that are not finite, as {tensor.dtype}")
 
 
+def refuse_missing(folder: str, missing: Collection[str]) -> None:
+    """Raises CheckpointError, which names `folder` and up to three tensors, if there are missing tensors."""
+    if missing:
+        names = sorted(missing)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, names[:3]))}{more}")
+
+
 class Filler:
     """Copies tensors into their places in a model, and notes which places are still empty."""
 
@@ -144,11 +153,5 @@ class Filler:
         refuse_not_finite(file, name, target)
 
     def finish(self, folder: str) -> None:
-        """Raises CheckpointError if a place is still empty.
-
-        Names `folder` and up to three missing tensors.
-        """
-        if self.empty:
-            names = sorted(self.empty)
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, names[:3]))}{more}")
+        """Raises CheckpointError, as `refuse_missing` does, if a place is still empty."""
+        refuse_missing(folder, self.empty)

@@ -5,7 +5,8 @@ text is. Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from engine.models import llama
 from engine.models.checkpoint import CheckpointError
 from engine.models.llama import LlamaConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+# Kinds of layers in Hugging Face's `layer_types`: without and with a window.
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,29 @@ def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> Windowed
 
     Raises CheckpointError for a window that is no whole number from 1 on.
     """
+    needed_windows: list[int | None] = []
     for window in windows:
-        if window is not None and not (type(window) is int and window > 0):
+        if window is None:
+            needed_windows.append(None)
+            continue
+        if type(window) is not int or window < 1:
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
-    longest = config.max_positions
-    windows = tuple(None if window is None or window >= longest else window for window in windows)
+        needed_windows.append(window if window < config.max_positions else None)
+    changes: dict[str, Any] = {
+        "windows": tuple(needed_windows),
+        "window": largest_window(needed_windows),
+        "attention_extras": any(window is not None for window in needed_windows),
+    }
+    return WindowedConfig(**vars(config) | changes)
+
+
+def largest_window(windows: Sequence[int | None]) -> int | None:
+    """How many of the last tokens a cache must keep for layers with these windows[L]; None: all tokens, since
+    some layer sees all.
+    """
     finite_windows = [window for window in windows if window is not None]
-    settings = {spec.name: getattr(config, spec.name) for spec in fields(LlamaConfig)}
-    settings["attention_extras"] = bool(finite_windows)
-    # Old keys can be given back only if no layer sees them any more.
-    all_have_windows = bool(finite_windows) and len(finite_windows) == len(windows)
-    settings["window"] = max(finite_windows) if all_have_windows else None
-    return WindowedConfig(**settings, windows=windows)
+    all_are_finite = bool(windows) and len(finite_windows) == len(windows)
+    return max(finite_windows) if all_are_finite else None
 
 
 class Model(llama.Model):

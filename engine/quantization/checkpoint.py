@@ -43,7 +43,8 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
     Raises ValueError if the model is not quantized, if the model is packed already, or if `folder` is a file
     or not empty, and CheckpointError if `source` cannot be read.
     """
-    if (config := quantization_of(model)) is None:
+    config = quantization_of(model)
+    if config is None:
         raise ValueError("model is not quantized: `quantize` it first")
     if any(isinstance(layer, QuantizedLinear) and layer.product for layer in model.modules()):
         raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         model = load_model(
             options.model,
-            transform=lambda m: quantize(m, options.quantization, options.group_size),
+            transform=lambda model: quantize(model, options.quantization, options.group_size),
             restore_quantized=restore,
         )
         folder = save_quantized(model, options.model, options.folder)

@@ -46,8 +46,9 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
     K = weight.shape[1]
     groups = _in_groups(weight.float(), group_size)  # [N, groups, group_size]
     smallest, largest = groups.amin(2), groups.amax(2)  # [N, groups] each
-    if max(-smallest.min(), largest.max()) > LARGEST_FP16:
-        raise ValueError(f"a weight of {float(groups.abs().max()):g}: up to {LARGEST_FP16:,} are accepted")
+    largest_magnitude = float(torch.maximum(-smallest, largest).max())
+    if largest_magnitude > LARGEST_FP16:
+        raise ValueError(f"a weight of {largest_magnitude:g}: up to {LARGEST_FP16:,} are accepted")
     best = _quantize_range(groups, smallest, largest, RANGE_SHARES[0])
     for share in RANGE_SHARES[1:]:
         new = _quantize_range(groups, smallest, largest, share)

@@ -21,8 +21,6 @@ were the same alone and among others, with drafts and without. With int8_dynamic
 96 texts were the same.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -57,7 +55,7 @@ def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
         x_codes, x_scale = quantize_activations(x, max_level)
         return linear_of_codes(x_codes, x_scale, codes, scale, bias).to(x.dtype)
 
-    return Packed(product, 0)
+    return Packed(product)
 
 
 def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
@@ -89,14 +87,15 @@ def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor, may_repack: bool = Tru
 
 def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8` in fp32, as products.py computes. The codes become fp32 in pieces that fit the cache."""
-    pieces = list(_pieces(*codes.shape))
+    N, K = codes.shape
+    pieces = _pieces(N, K)
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         rows = x.float()  # [T, K]
         sums = _join([rows @ codes[piece].float().T for piece in pieces])  # [T, N]
         return sums.mul_(scale).add_(bias).to(x.dtype)
 
-    return Packed(product, 0)
+    return Packed(product)
 
 
 def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
@@ -124,14 +123,18 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8` computed by PyTorch's kernel over int8 codes, which reads `codes` without a copy."""
     scale = scale.to(bias.dtype)
-    return Packed(lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scale).add_(bias), 0)
+
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        return torch.ops.aten._weight_int8pack_mm(x, codes, scale).add_(bias)
+
+    return Packed(product)
 
 
 def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """nibbles[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product of "int4" with x[T, K]."""
     padded_K = scale.shape[1] * group_size  # K rounded up to whole groups; x is padded with zeros
     missing_bytes = padded_K // 2 - nibbles.shape[1]  # of each row
-    if missing_bytes:  # `pad` copies the tensor even if nothing is missing
+    if missing_bytes:
         nibbles = F.pad(nibbles, (0, missing_bytes))
     aten_fits = bias.dtype is ATEN_DTYPE and len(nibbles) % 16 == 0  # PyTorch's kernel needs N in sixteens
     kernel = _aten_by_groups if aten_fits else _even_and_odd
@@ -141,7 +144,11 @@ def pack_int4(nibbles: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor,
     packed_bytes = packed.packed_bytes
     if missing_bytes and not packed_bytes:  # the kernel reads the padded copy, so the layer's codes can go
         packed_bytes = _num_bytes(nibbles, scale, low)
-    return Packed(lambda x: packed.product(F.pad(x, (0, padded_K - K))), packed_bytes)
+
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        return packed.product(F.pad(x, (0, padded_K - K)))
+
+    return Packed(product, packed_bytes)
 
 
 def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
@@ -151,7 +158,7 @@ def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, gro
     halves. So the codes need not be brought into another order.
     """
     N, half_K = nibbles.shape
-    pieces = list(_pieces(N, 2 * half_K))
+    pieces = _pieces(N, 2 * half_K)
 
     def weights(codes: Tensor, piece: slice) -> Tensor:
         """codes[n, K / 2], the even or the odd columns of the rows `piece` -> weights[n, K / 2]."""
@@ -167,7 +174,7 @@ def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, gro
         even, odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()  # [T, K / 2] each
         return _join([sums_of(even, odd, piece) for piece in pieces]).add_(bias)
 
-    return Packed(product, 0)
+    return Packed(product)
 
 
 def _aten_by_groups(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
@@ -200,7 +207,7 @@ def _num_bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _pieces(N: int, K: int) -> Iterator[slice]:
-    """Slices of the rows of codes[N, K], with about PIECE weights each."""
+def _pieces(N: int, K: int) -> list[slice]:
+    """Slices of the rows of codes[N, K], with at most PIECE weights each, but at least a row."""
     rows = max(1, PIECE // K)
-    return (slice(start, start + rows) for start in range(0, N, rows))
+    return [slice(start, start + rows) for start in range(0, N, rows)]

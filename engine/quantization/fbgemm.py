@@ -136,4 +136,9 @@ def _stable_api_product(codes: Tensor, max_level: int) -> ScaledProduct:
     )
     packed = torch.ops.quantized.linear_prepack(weight, None)
     multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    return lambda x, largest: multiply(x / largest, 1 / max_level, max_level + 1, packed)
+    scale, zero_point = 1 / max_level, max_level + 1  # of the codes of x / largest
+
+    def product(x: Tensor, largest: Tensor | float) -> Tensor:
+        return multiply(x / largest, scale, zero_point, packed)
+
+    return product

@@ -24,7 +24,7 @@ def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
             return int8_linear(x, codes, scale, bias)
         return F.linear(x, (codes * scale[:, None]).to(x.dtype), bias.to(x.dtype))
 
-    return Packed(product, 0)
+    return Packed(product)
 
 
 def pack_int4(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
@@ -36,4 +36,4 @@ def pack_int4(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_s
         weight = dequantize_groups(unpack_nibbles(nibbles, x.shape[1]), scale, low, group_size)  # [N, K]
         return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
-    return Packed(product, 0)
+    return Packed(product)

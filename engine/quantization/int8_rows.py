@@ -47,17 +47,18 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     multiply = library.int8_linear
     multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
     N, K = codes.shape
-    # C computes a block of `columns` columns of x · Wᵀ, and reads four codes of each column at a time. So N
-    # is padded to whole blocks, and K to a multiple of 4, with codes of 0.
+    # 1. C computes a block of `columns` columns of x · Wᵀ, and reads four codes of each column at a time. So
+    #    N is padded to whole blocks, and K to a multiple of 4, with codes of 0.
     columns = library.columns()
-    codes = F.pad(codes, (0, -K % 4, 0, -N % columns))  # [N', K']
+    missing_columns = -N % columns
+    codes = F.pad(codes, (0, -K % 4, 0, missing_columns))  # [N', K']
+    scale, bias = F.pad(scale.float(), (0, missing_columns)), F.pad(bias.float(), (0, missing_columns))
+    # 2. The codes in C's layout: weights[N' / columns, K' / 4, columns, 4].
     padded_K = codes.shape[1]
     weights = codes.view(-1, columns, padded_K // 4, 4).transpose(1, 2).contiguous()
-    # weights[N' / columns, K' / 4, columns, 4]
-    # C multiplies level + ZERO_POINT in place of a level, which adds ZERO_POINT · Σ codes to a column's sum.
-    # C subtracts this number afterwards.
+    # 3. C multiplies level + ZERO_POINT in place of a level, which adds ZERO_POINT · Σ codes to a column's
+    #    sum. C subtracts this number afterwards.
     zero_point_sums = codes.sum(1, dtype=torch.int32) * ZERO_POINT  # [N']
-    scale, bias = (F.pad(x.float(), (0, -N % columns)) for x in (scale, bias))  # [N'] each
     operands = weights, zero_point_sums, scale, bias
     pointers = [x.data_ptr() for x in operands]
 

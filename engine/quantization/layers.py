@@ -45,7 +45,7 @@ class Int8Linear(Module):
         group_size: int | None = None,
     ) -> None:
         """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias.
-        `group_size` is for `Int4Linear`, and has no effect here.
+        `group_size` has no effect here: all classes of LINEARS are made with the same arguments.
         """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -172,13 +172,14 @@ class Int4Linear(Module):
         """As `Int8Linear.pack`. `may_repack` is ignored, since no other layer reads these codes."""
         if self.product is not None:
             return
-        scales_and_bias = self.scale, self.low, self.bias, self.group_size
         if self.nibbles.is_cuda:
             from engine.quantization import gpu  # imported here, since triton is optional
 
-            packed = gpu.pack_int4(self.nibbles, *scales_and_bias)
+            packed = gpu.pack_int4(self.nibbles, self.scale, self.low, self.bias, self.group_size)
         else:
-            packed = cpu.pack_int4(self.nibbles, self.in_features, *scales_and_bias)
+            packed = cpu.pack_int4(
+                self.nibbles, self.in_features, self.scale, self.low, self.bias, self.group_size
+            )
         self.product, self.packed_bytes = packed
         if self.packed_bytes:
             del self.nibbles, self.scale, self.low

@@ -12,4 +12,4 @@ class Packed(NamedTuple):
     """A layer's product with the weights that its kernel needs."""
 
     product: Product
-    packed_bytes: int  # bytes of weights in the kernel's own layout; 0 if the kernel reads the layer's codes
+    packed_bytes: int = 0  # of weights in the kernel's own layout; 0: the kernel reads the layer's codes

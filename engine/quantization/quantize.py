@@ -23,8 +23,8 @@ from engine.models.weights import Embedding
 from engine.quantization.codes import GROUP_SIZES
 from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear, QuantizedLinear
 
-# (a linear layer's name, its weight[out, in]) -> [out], the largest magnitude in each row of the whole layer;
-# None if the weight has whole rows.
+# row_max(a linear layer's name, its weight[out, in]) -> [out]: the largest magnitude in each row of the whole
+# layer; None if the weight has whole rows.
 RowMax = Callable[[str, Tensor], Tensor | None]
 QUANT_METHOD = "ruvon"  # `quant_method` in config.json's quantization_config, as "gptq" or "awq" elsewhere
 
@@ -60,7 +60,8 @@ class QuantizationConfig:
                 "quantization='int4' or 'int8'"
             )
         fields = {name: value for name, value in raw.items() if name != "quant_method"}
-        if unknown := sorted(set(fields) - {"method", "group_size"}):
+        unknown = sorted(set(fields) - {"method", "group_size"})
+        if unknown:
             raise CheckpointError(
                 f"quantization_config: {unknown[0]!r} is not known; known are method, group_size"
             )
@@ -89,16 +90,18 @@ def quantize(
     device = next(model.parameters()).device
     if method == "int8_dynamic" and device.type != "cpu":
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
-    if (current := quantization_of(model)) is not None:
-        if current.method != method or group_size not in (None, current.group_size):
-            groups = f" with group_size={current.group_size}" if current.method == "int4" else ""
-            raise ValueError(
-                f"quantization={method!r}: this model is quantized already, by {current.method!r}{groups}; "
-                "the same or None is accepted"
-            )
-        return model
-    _refuse_other_matrices(model, method)
-    return _replace(model, config, fill=True, row_max=row_max)
+    current = quantization_of(model)
+    if current is None:
+        _refuse_other_matrices(model, method)
+        return _replace(model, config, fill=True, row_max=row_max)
+    is_same = current.method == method and (group_size is None or group_size == current.group_size)
+    if not is_same:
+        groups = f" with group_size={current.group_size}" if current.method == "int4" else ""
+        raise ValueError(
+            f"quantization={method!r}: this model is quantized already, by {current.method!r}{groups}; "
+            "the same or None is accepted"
+        )
+    return model
 
 
 def _refuse_other_matrices(model: nn.Module, method: str) -> None:
@@ -161,24 +164,25 @@ def pack_quantized(model: AnyModel) -> AnyModel:
 
 def model_bytes(model: nn.Module) -> int:
     """The bytes of a model's parameters, codes and packed layouts in memory. Shared tensors count once."""
-    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
-    packed = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
-    return packed + sum(t.numel() * t.element_size() for t in tensors.values())
+    by_address = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    packed_bytes = sum(layer.packed_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
+    return packed_bytes + sum(tensor.nbytes for tensor in by_address.values())
 
 
 def _replace(
     model: AnyModel, config: QuantizationConfig, fill: bool, row_max: RowMax | None = None
 ) -> AnyModel:
-    """`quantize` without its checks. `fill`: whether the new layers get the model's weights; if False, codes
-    and scales are left without values.
+    """`quantize` without its checks. `fill`: whether the new layers get the model's weights; if False, they
+    are left without values.
     """
     dtype = next(model.parameters()).dtype
 
     def make(name: str, linear: nn.Module) -> nn.Module:
         assert isinstance(linear, nn.Linear)  # quantizing comes before wrapping and packing
         method = "int8" if config.method == "int4" and name == "head" else config.method
-        device, shape = linear.weight.device, (linear.in_features, linear.out_features)
-        layer = LINEARS[method](*shape, device, dtype, group_size=config.group_size)
+        layer = LINEARS[method](
+            linear.in_features, linear.out_features, linear.weight.device, dtype, config.group_size
+        )
         if fill and name == "head" and is_tied(model):
             layer.bias.zero_()  # `tie` gives the head the embedding's codes and scales
         elif fill and row_max is not None and isinstance(layer, Int8Linear):

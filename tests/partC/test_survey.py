@@ -7,7 +7,8 @@ from torch import nn
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
 from engine.models.transformers_attention import extras_of, needs_extras
-from engine.models.transformers_survey import NEAR, refuse_leaks, window_of
+from engine.models.transformers_mask import NEAR, window_of
+from engine.models.transformers_survey import refuse_leaks
 from tests.partC.families import make
 
 LAST = 40
@@ -90,3 +91,24 @@ def test_a_model_in_which_sequences_change_each_other_is_refused(tmp_path):
 def test_keys_are_compared_as_far_before_an_edge_as_behind_it(distance):
     with pytest.raises(CheckpointError, match="sees other positions"):
         window_of(lambda b, h, q, k: ((k <= q) & (k > q - 200)) ^ (k == q + distance), 10**6)
+
+
+class Overflowing(nn.Module):
+    """Adds infinity to all results of the first pass, and of no other."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.calls = 0
+
+    def forward(self, hidden):
+        self.calls += 1
+        return self.inner(hidden) + (torch.inf if self.calls == 1 else 0.0)
+
+
+def test_a_result_that_is_infinite_after_one_sequence_and_finite_after_another_is_refused(tmp_path):
+    make("Granite", tmp_path)
+    model = load_model(tmp_path)
+    model.body.norm = Overflowing(model.body.norm)
+    with pytest.raises(CheckpointError, match="tokens of a sequence change those of another"):
+        refuse_leaks(model)
