@@ -31,7 +31,8 @@ from engine.cli.bench_options import (
 )
 from engine.cli.bench_report import METRIC_NAMES, peaks, report_lines, vllm_figures
 from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
-from engine.cli.options import check_output_file, refusals, takes_neutral_flags, with_hint
+from engine.cli.neutral_flags import takes_neutral_flags
+from engine.cli.options import check_output_file, refusals, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import LatencyLimits, run_figures
