@@ -66,7 +66,7 @@ def latency(
     import numpy
 
     average = sum(seconds) / len(seconds)
-    percentiles = dict(zip(PERCENTILES, numpy.percentile(seconds, PERCENTILES).tolist(), strict=True))
+    percentiles = {percentage: float(numpy.percentile(seconds, percentage)) for percentage in PERCENTILES}
     print(f"Avg latency: {average} seconds")
     for percentage, value in percentiles.items():
         print(f"{percentage}% percentile latency: {value} seconds")

@@ -11,8 +11,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -173,12 +173,9 @@ def bench_serve(
         lengths = draw_lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
         arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
         jobs = _write_jobs(arrivals, lengths, prompt_writer(tokenizer, random))
-    make_endpoint = partial(Endpoint, api=BACKENDS[backend], fields=fields, url=url)
-    name_in_requests = served_model_name or model
+    destination = Destination(base_url, served_model_name or model, BACKENDS[backend], fields, url)
     try:
-        run, name = asyncio.run(
-            _send_all(base_url, name_in_requests, make_endpoint, jobs, num_warmups, max_concurrency)
-        )
+        run, name = asyncio.run(_send_all(destination, jobs, num_warmups, max_concurrency))
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     settings = {
@@ -188,7 +185,7 @@ def bench_serve(
         "tokenizer_id": tokenizer,
         "num_prompts": num_prompts,
         "request_rate": "inf" if request_rate == math.inf else request_rate,
-        "burstiness": burstiness if burstiness < math.inf else "inf",
+        "burstiness": "inf" if burstiness == math.inf else burstiness,
         "max_concurrency": max_concurrency,
     }
     result = settings | _figures(run, limits, metrics, percentiles)
@@ -200,13 +197,26 @@ def bench_serve(
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where requests go, and what all of them have in common."""
+
+    base_url: str
+    model: str | None  # the model's name in requests; None: the server's first
+    api: str  # as in `Endpoint`, and so are the next two
+    fields: dict[str, Any]
+    url: str | None
+
+
 def _figures(
     run: Run, limits: LatencyLimits | None, metrics: list[str], percentiles: list[float]
 ) -> dict[str, Any]:
     """The run's figures for `report_lines`. The arguments are as in `run_figures` and `vllm_figures`."""
     measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
     figures = vllm_figures(measured, metrics, percentiles)
-    figures["max_output_tokens_per_s"], figures["max_concurrent_requests"] = peaks(run.records)
+    most = peaks(run.records)
+    figures["max_output_tokens_per_s"] = most.output_tokens_per_s
+    figures["max_concurrent_requests"] = most.concurrent_requests
     return figures
 
 
@@ -237,20 +247,16 @@ def _write_jobs(
 
 
 async def _send_all(
-    base_url: str,
-    model: str | None,
-    make_endpoint: Callable[[httpx.AsyncClient, str], Endpoint],
-    jobs: Sequence[Job],
-    num_warmups: int,
-    max_concurrency: int | None,
+    destination: Destination, jobs: Sequence[Job], num_warmups: int, max_concurrency: int | None
 ) -> tuple[Run, str]:
     """Send the warmups, and then the jobs. Each warmup is the first job, as in vLLM, so a prefix cache has
-    that job's prompt when it is measured. Returns the run of the jobs, and the model's name in
-    requests: `model`, or by default the name of the server's first.
+    that job's prompt when it is measured. Returns the run of the jobs, and the model's name in requests.
+    Raises httpx.HTTPError, OSError or ValueError if the server does not name a model when it is asked.
     """
-    async with http_client(base_url, os.environ.get("RUVON_API_KEY")) as http:
-        name = model or await first_model(http)
-        ask = _with_bound(make_endpoint(http, name), max_concurrency)
+    async with http_client(destination.base_url, os.environ.get("RUVON_API_KEY")) as http:
+        name = destination.model or await first_model(http)
+        endpoint = Endpoint(http, name, api=destination.api, fields=destination.fields, url=destination.url)
+        ask = _with_bound(endpoint, max_concurrency)
         now = asyncio.get_running_loop().time()
         await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
         run = Run(ask)

@@ -51,11 +51,10 @@ def generate(
             llm = LLM(**vars(args))
         num_printed = 0  # characters
         for output in llm.stream(prompt, params, lora_request=adapter):
-            text = output.outputs[0].text
-            print(for_stdout(text[num_printed:]), end="", flush=True)
-            num_printed = len(text)
+            completion = output.outputs[0]
+            print(for_stdout(completion.text[num_printed:]), end="", flush=True)
+            num_printed = len(completion.text)
     print(flush=True)
-    completion = output.outputs[0]
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
     if llm.config.model_impl != OURS:
         print(f"model: {implementation(llm.config)}", file=sys.stderr)

@@ -30,11 +30,10 @@ def to_flags(args: EngineArgs) -> list[str]:
             continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            for item in value:
-                flags += [f"--{name}", str(item)]
+        elif isinstance(value, Mapping):
+            flags += [f"--{name}", json.dumps(value)]
         else:
-            flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+            flags += [f"--{name}", str(value)]
     return flags
 
 

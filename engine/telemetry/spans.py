@@ -52,7 +52,7 @@ class RequestSpans(Listener):
         self._tracer = self._provider.get_tracer("ruvon", ruvon_version())
         self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
-        self._clock_offset = time.time() - clock()  # added to the clock's time, gives the time since 1970
+        self._clock_offset = time.time() - clock()  # seconds from 1970 to the clock's 0
         self._open: dict[str, OpenRequest] = {}  # by `Request.id`
 
     def on_arrival(self, request: Request) -> None:
@@ -85,6 +85,7 @@ class RequestSpans(Listener):
         span.end(self._nanoseconds(ended))
 
     def _nanoseconds(self, seconds: float) -> int:
+        """A time of the clock, in nanoseconds since 1970."""
         return int((seconds + self._clock_offset) * 1e9)
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class RequestSpans(Listener):
 
 
 def _environment_has_name() -> bool:
-    """Whether the environment names the service. What `Resource.create` is given would win over it."""
+    """Whether the environment names the service. A name that `Resource.create` is given would replace it."""
     pairs = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
     names = {pair.partition("=")[0].strip() for pair in pairs}
     return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name" in names

@@ -53,7 +53,7 @@ class RequestRow:
     number: int  # from 1
     request: Request
     end: int  # of the last slice, or the arrival
-    num_known: int  # tokens of the prompt; after a preemption, of prompt and output
+    num_known: int  # tokens of the prompt; after a preemption, those of prompt and output when it came
     gaps: list[Gap]  # while a step is under way there may be two: one before the step, and one behind it
     num_outputs: int = 0  # output tokens so far
 
@@ -260,8 +260,8 @@ class Trace(Listener):
     def _end_row(self, events: list[str], row: RequestRow, details: Mapping[str, object]) -> None:
         """End the request's outer slice, and before it what the request did last outside of steps."""
         now = max(self._micros(self._clock()), row.end)
-        ends = [*(gap.since for gap in row.gaps[1:]), now]  # each gap ends where the next begins
-        for gap, end in zip(row.gaps, ends, strict=False):  # without a gap, `now` is left over
+        for i, gap in enumerate(row.gaps):
+            end = row.gaps[i + 1].since if i + 1 < len(row.gaps) else now  # where the next one begins
             events.append(slice_event(REQUESTS, row.number, gap.since, end, gap.name))
         events.append(trace_events.end_slice(REQUESTS, row.number, now, details))
         self._free_since[row.number - 1] = now
