@@ -30,9 +30,9 @@ from engine.cli.bench_options import (
     request_url,
 )
 from engine.cli.bench_report import METRIC_NAMES, peaks, report_lines, vllm_figures
-from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
+from engine.cli.bench_workload import Lengths, draw_arrivals, draw_lengths, prompt_writer
 from engine.cli.neutral_flags import takes_neutral_flags
-from engine.cli.options import check_output_file, refusals, with_hint
+from engine.cli.options import check_output_file, flag, refusals, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import LatencyLimits, run_figures
@@ -73,11 +73,6 @@ NEUTRAL_FLAGS: dict[str, Neutral] = {
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
-def _workload_flag(help: str, names: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The typer option of a flag under the heading WORKLOAD."""
-    return typer.Option(*names, help=help, rich_help_panel=WORKLOAD, **settings)
-
-
 @takes_neutral_flags("bench serve", NEUTRAL_FLAGS)
 def bench_serve(
     base_url: Annotated[
@@ -98,53 +93,47 @@ def bench_serve(
         str | None,
         typer.Option(help="A model's tokenizer, to make prompts of exactly their length; default: about."),
     ] = None,
-    dataset_name: Annotated[str, _workload_flag("random: prompts of random words.")] = "random",
-    num_prompts: Annotated[int, _workload_flag("Requests; vLLM's default is 1000.", min=1)] = 100,
+    dataset_name: Annotated[str, flag(WORKLOAD, "random: prompts of random words.")] = "random",
+    num_prompts: Annotated[int, flag(WORKLOAD, "Requests; vLLM's default is 1000.", min=1)] = 100,
     random_input_len: Annotated[
-        int, _workload_flag("Tokens of a prompt.", names=("--random-input-len", "--input-len"), min=1)
+        int, flag(WORKLOAD, "Tokens of a prompt.", "--random-input-len", "--input-len", min=1)
     ] = 128,
     random_output_len: Annotated[
         int,
-        _workload_flag("Tokens of an output, at most.", names=("--random-output-len", "--output-len"), min=1),
+        flag(WORKLOAD, "Tokens of an output, at most.", "--random-output-len", "--output-len", min=1),
     ] = 64,
     random_range_ratio: Annotated[
-        float, _workload_flag("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
+        float, flag(WORKLOAD, "Lengths are drawn from this share below to this share above.", min=0, max=0.99)
     ] = 0.0,
     request_rate: Annotated[
-        float, _workload_flag("Requests a second, on average; inf sends all at once.")
+        float, flag(WORKLOAD, "Requests a second, on average; inf sends all at once.")
     ] = math.inf,
     burstiness: Annotated[
         float,
-        _workload_flag("Shape of the gaps' gamma distribution; 1 is Poisson, less bursts more, inf is even."),
+        flag(WORKLOAD, "Shape of the gaps' gamma distribution; 1 is Poisson, less bursts more, inf is even."),
     ] = 1.0,
     max_concurrency: Annotated[
-        int | None, _workload_flag("Requests under way at once, at most.", min=1)
+        int | None, flag(WORKLOAD, "Requests under way at once, at most.", min=1)
     ] = None,
-    ignore_eos: Annotated[bool, _workload_flag("Outputs of exactly their length (vLLM's field).")] = False,
-    temperature: Annotated[float, _workload_flag("0 is greedy.")] = 0.0,
+    ignore_eos: Annotated[bool, flag(WORKLOAD, "Outputs of exactly their length (vLLM's field).")] = False,
+    temperature: Annotated[float, flag(WORKLOAD, "0 is greedy.")] = 0.0,
     extra_body: Annotated[
-        str | None, _workload_flag("Further fields of each request, as JSON.", metavar="JSON")
+        str | None, flag(WORKLOAD, "Further fields of each request, as JSON.", metavar="JSON")
     ] = None,
     num_warmups: Annotated[
-        int, _workload_flag("Uncounted requests before; all are the first prompt, as vLLM's.", min=0)
+        int, flag(WORKLOAD, "Uncounted requests before; all are the first prompt, as vLLM's.", min=0)
     ] = 0,
-    seed: Annotated[int, _workload_flag("Seed of prompts, lengths and arrivals.")] = 0,
-    percentile_metrics: Annotated[
-        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
-    ] = "ttft,tpot,itl",
-    metric_percentiles: Annotated[
-        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=METRICS)
-    ] = "99",
+    seed: Annotated[int, flag(WORKLOAD, "Seed of prompts, lengths and arrivals.")] = 0,
+    percentile_metrics: Annotated[str, flag(METRICS, "Some of ttft, tpot, itl, e2el.")] = "ttft,tpot,itl",
+    metric_percentiles: Annotated[str, flag(METRICS, "Percentiles, such as 50,95,99.")] = "99",
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=METRICS),
+        flag(METRICS, "A limit in ms that a good answer keeps: ttft:500."),
     ] = None,
-    save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=METRICS)
-    ] = False,
+    save_result: Annotated[bool, flag(METRICS, "Write the figures as JSON.", "--save-result")] = False,
     result_filename: Annotated[
         Path | None,
-        typer.Option(help="The file; default: a name with the date and time.", rich_help_panel=METRICS),
+        flag(METRICS, "The file; default: a name with the date and time."),
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
@@ -234,15 +223,14 @@ def _server_url(base_url: str | None, host: str, port: int) -> str:
 
 
 def _write_jobs(
-    arrivals: Sequence[float], lengths: Sequence[tuple[int, int]], write_prompt: Callable[[int], str]
+    arrivals: Sequence[float], lengths: Sequence[Lengths], write_prompt: Callable[[int], str]
 ) -> list[Job]:
-    """A job for each request. `arrivals`: when requests are due, in seconds from the start. `lengths`: their
-    numbers of tokens, as (prompt, output). `write_prompt` makes a prompt of so many tokens, and may raise
-    ValueError.
+    """A job for each request. `arrivals`: when requests are due, in seconds from the start. `write_prompt`
+    makes a prompt of so many tokens; the ValueError that it may raise is passed on.
     """
     jobs = []
-    for due, (num_input_tokens, num_output_tokens) in zip(arrivals, lengths, strict=True):
-        jobs.append(Job(due, write_prompt(num_input_tokens), num_output_tokens))
+    for due, tokens in zip(arrivals, lengths, strict=True):
+        jobs.append(Job(due, write_prompt(tokens.prompt), tokens.output))
     return jobs
 
 

@@ -86,11 +86,11 @@ def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
     models = [argument] if isinstance(argument, str) else list(argument or ())
     if len(models) > 1:
         raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
-    if models and flag_value not in (None, *models):
+    if not models:
+        return EngineArgs.model if flag_value is None else flag_value
+    if flag_value is not None and flag_value != models[0]:
         raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
-    if models:
-        return models[0]
-    return EngineArgs.model if flag_value is None else flag_value
+    return models[0]
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -142,7 +142,7 @@ def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
 
 
 def _completion(values: list[str]) -> Callable[[str], list[str]]:
-    """A function that returns the values with a given beginning, for a shell's completion."""
+    """A function with which a shell completes a value: it returns the `values` that begin with a text."""
 
     def complete(incomplete: str) -> list[str]:  # typer requires this parameter's name
         return [value for value in values if value.startswith(incomplete)]

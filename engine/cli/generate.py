@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.engine_flags import takes_engine_args
-from engine.cli.options import refusals
+from engine.cli.options import flag, refusals
 from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
 OUTPUT = "The text"  # a heading in the help
@@ -17,18 +17,16 @@ OUTPUT = "The text"  # a heading in the help
 def generate(
     args: EngineArgs,
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    max_tokens: Annotated[int, typer.Option(help="At most this many tokens.", rich_help_panel=OUTPUT)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=OUTPUT)] = 0.0,
-    top_k: Annotated[
-        int, typer.Option(help="Choose among this many tokens; 0: all.", rich_help_panel=OUTPUT)
-    ] = 0,
+    max_tokens: Annotated[int, flag(OUTPUT, "At most this many tokens.")] = 256,
+    temperature: Annotated[float, flag(OUTPUT, "0 is greedy.")] = 0.0,
+    top_k: Annotated[int, flag(OUTPUT, "Choose among this many tokens; 0: all.")] = 0,
     top_p: Annotated[
         float,
-        typer.Option(help="Choose among the likeliest that reach this probability.", rich_help_panel=OUTPUT),
+        flag(OUTPUT, "Choose among the likeliest that reach this probability."),
     ] = 1.0,
     lora: Annotated[
         Path | None,
-        typer.Option(help="The folder of a LoRA adapter to use.", rich_help_panel=ADAPTERS),
+        flag(ADAPTERS, "The folder of a LoRA adapter to use."),
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""

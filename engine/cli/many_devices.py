@@ -14,8 +14,8 @@ from typing import Annotated
 from engine.cli.engine_flags import takes_engine_args
 from engine.cli.extensions import Finding
 from engine.cli.neutral_flags import takes_neutral_flags
-from engine.cli.options import refusals
-from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, flag, takes_flags
+from engine.cli.options import flag, refusals
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 from engine.wiring.engine_args import EngineArgs

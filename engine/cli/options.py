@@ -28,6 +28,13 @@ def with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
+def flag(topic: str, help: str, *names: str, **settings: Any) -> Any:
+    """The typer option of a flag, shown in the help under the heading `topic`. `names` replace the name that
+    typer makes of the parameter; `settings` are typer.Option's.
+    """
+    return typer.Option(*names, help=help, rich_help_panel=topic, **settings)
+
+
 def whole_number(text: str | int) -> int:
     """The number that a flag's text means, by vLLM's rule: 1k is 1,000 and 1K is 1,024; so for m, g and t.
     Before a small letter the number may have decimals, and what is left behind the point is cut off. Raises
@@ -85,18 +92,19 @@ def refusals(command: str, *more_errors: type[Exception]) -> Iterator[None]:
     """End the command with exit status 1 and a message on stderr if the block raises CheckpointError,
     ValueError, or one of `more_errors`.
     """
+    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *more_errors)
     try:
         yield
-    except (CheckpointError, ValueError, *more_errors) as error:
+    except refused as error:
         sys.exit(f"ruvon {command}: {error}")
 
 
-def check_output_file(flag: str, path: Path | None) -> None:
-    """Raise ValueError if `path` is a folder, or lies in a folder that does not exist. Commands call this
-    before they measure, so that no result is lost at the end.
+def check_output_file(name: str, path: Path | None) -> None:
+    """Raise ValueError if `path` is a folder, or lies in a folder that does not exist. `name` is the flag's.
+    Commands call this before they measure, so that no result is lost at the end.
     """
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ValueError(f"{flag} {path}: a file in a folder that is there is accepted")
+        raise ValueError(f"{name} {path}: a file in a folder that is there is accepted")
 
 
 def with_hint(message: str) -> str:

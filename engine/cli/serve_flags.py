@@ -13,9 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from engine.cli.options import refusals, set_parameters, whole_number
+from engine.cli.options import flag, refusals, set_parameters, whole_number
 from engine.wiring.engine_args import ADAPTERS
 from engine.wiring.extensions import EXTENSIONS, STRUCTURED_OUTPUT, is_here
 from engine.wiring.neutral_options import Neutral
@@ -27,11 +25,6 @@ STREAMS = "How answers are streamed"
 TOOLS = "Tools and thoughts"
 LOG = "What it says of itself"
 COSTS = "What it costs"
-
-
-def flag(topic: str, help: str, *names: str, **settings: Any) -> Any:
-    """The typer option for a field of a dataclass of flags, under the heading `topic`."""
-    return typer.Option(*names, help=help, rich_help_panel=topic, **settings)
 
 
 @dataclass(frozen=True)

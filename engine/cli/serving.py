@@ -260,12 +260,12 @@ def _register_information(registry: CollectorRegistry, args: EngineArgs, schedul
     """Add what vLLM's registry has besides an engine's metrics: the cache, adapters, and Python."""
     cache = scheduler.cache
     assert isinstance(cache, PagedCache | SlotCache)  # `plan_of` makes no other
-    is_shared = args.kv_cache == "paged" and args.enable_prefix_caching is not False
+    caches_prefixes = args.kv_cache == "paged" and args.enable_prefix_caching is not False
     registry.register(
         CacheInfo(
             cache,
             cache_dtype="auto",
-            enable_prefix_caching=is_shared,
+            enable_prefix_caching=caches_prefixes,
             gpu_memory_utilization=args.gpu_memory_utilization,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         )

@@ -26,6 +26,7 @@ class ChatFailed(Exception):
     """The server refused a request, failed, or did not answer. The message is safe to print in a terminal."""
 
     def __init__(self, message: str) -> None:
+        """`message` may be a server's: it is cut, and made safe to print."""
         super().__init__(printable(message[:MAX_MESSAGE_CHARACTERS]))
 
 

@@ -96,11 +96,10 @@ class LiveView(Listener):
             "seats": scheduler.max_num_seqs if isinstance(scheduler, ContinuousScheduler) else None,
             "budget": self._budget(),
         }
-        requests = [
-            self._row(self._tracked[request.id])
-            for request in [*running[:MAX_RUNNING], *waiting[:MAX_WAITING]]
-            if request.id in self._tracked  # otherwise it came before the view was made
-        ]
+        requests = []
+        for request in running[:MAX_RUNNING] + waiting[:MAX_WAITING]:
+            if request.id in self._tracked:  # otherwise it came before the view was made
+                requests.append(self._row(self._tracked[request.id]))
         memory = copy_memory(scheduler.cache, running)
         steps, events = list(self._steps), list(self._events)
         return EngineSnapshot(self._clock() - start, sizes, memory, requests, steps, events)

@@ -128,12 +128,13 @@ class LLM:
         given_params = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
         parsed, params_of_each = [], []
         for conversation, params in zip(conversations, given_params, strict=True):
+            if continue_final_message:
+                params_of_each.append(params_for_rest(params, conversation[-1]["content"]))
+            else:
+                params_of_each.append(params)
             parsed.append(
                 conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
             )
-            if continue_final_message:
-                params = params_for_rest(params, conversation[-1]["content"])
-            params_of_each.append(params)
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, params_of_each, use_tqdm)
