@@ -18,4 +18,4 @@ def findings() -> Iterator[Finding]:
     message = "transformers is missing; pip install 'ruvon[transformers]'"
     if has_transformers:
         message = f"transformers {version('transformers')} computes decoders of text without a file of ours"
-    yield Finding("any model", has_transformers, message)
+    yield Finding("any model", message, ok=has_transformers)

@@ -9,13 +9,13 @@ import random
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engine.cli.bench_serve import bench_serve
 from engine.cli.engine_flags import takes_engine_args
-from engine.cli.options import Command, check_output_file, refusals
+from engine.cli.options import Command, check_output_file, flag, refusals
 from engine.wiring.engine_args import EngineArgs
 
 if TYPE_CHECKING:  # these import torch
@@ -29,26 +29,19 @@ bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many request
 bench.command("serve", cls=Command)(bench_serve)
 
 
-def _size(help: str) -> Any:
-    """The typer option of a workload flag that takes a whole number of at least 1."""
-    return typer.Option(help=help, rich_help_panel=WORKLOAD, min=1)
-
-
-OutputJson = Annotated[Path | None, typer.Option(help="A file for the figures.", rich_help_panel=WORKLOAD)]
+OutputJson = Annotated[Path | None, flag(WORKLOAD, "A file for the figures.")]
 
 
 @bench.command()
 @takes_engine_args("bench latency", enable_prefix_caching=False, seed=0)
 def latency(
     args: EngineArgs,
-    input_len: Annotated[int, _size("Tokens of a prompt.")] = 32,
-    output_len: Annotated[int, _size("Tokens of an output.")] = 128,
-    batch_size: Annotated[int, _size("Requests at once.")] = 8,
-    n: Annotated[int, _size("Samples of each.")] = 1,
-    num_iters_warmup: Annotated[
-        int, typer.Option(help="Batches that are not counted.", rich_help_panel=WORKLOAD, min=0)
-    ] = 10,
-    num_iters: Annotated[int, _size("Batches that are counted.")] = 30,
+    input_len: Annotated[int, flag(WORKLOAD, "Tokens of a prompt.", min=1)] = 32,
+    output_len: Annotated[int, flag(WORKLOAD, "Tokens of an output.", min=1)] = 128,
+    batch_size: Annotated[int, flag(WORKLOAD, "Requests at once.", min=1)] = 8,
+    n: Annotated[int, flag(WORKLOAD, "Samples of each.", min=1)] = 1,
+    num_iters_warmup: Annotated[int, flag(WORKLOAD, "Batches that are not counted.", min=0)] = 10,
+    num_iters: Annotated[int, flag(WORKLOAD, "Batches that are counted.", min=1)] = 30,
     output_json: OutputJson = None,
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
@@ -66,7 +59,7 @@ def latency(
     import numpy
 
     average = sum(seconds) / len(seconds)
-    percentiles = dict(zip(PERCENTILES, numpy.percentile(seconds, PERCENTILES).tolist(), strict=True))
+    percentiles = {percentage: float(numpy.percentile(seconds, percentage)) for percentage in PERCENTILES}
     print(f"Avg latency: {average} seconds")
     for percentage, value in percentiles.items():
         print(f"{percentage}% percentile latency: {value} seconds")
@@ -77,10 +70,12 @@ def latency(
 @takes_engine_args("bench throughput", seed=0)
 def throughput(
     args: EngineArgs,
-    input_len: Annotated[int, _size("Tokens of a prompt.")] = 128,
-    output_len: Annotated[int, _size("Tokens of an output.")] = 64,
-    num_prompts: Annotated[int, _size("Requests, all there from the start; vLLM's default is 1000.")] = 100,
-    n: Annotated[int, _size("Samples of each.")] = 1,
+    input_len: Annotated[int, flag(WORKLOAD, "Tokens of a prompt.", min=1)] = 128,
+    output_len: Annotated[int, flag(WORKLOAD, "Tokens of an output.", min=1)] = 64,
+    num_prompts: Annotated[
+        int, flag(WORKLOAD, "Requests, all there from the start; vLLM's default is 1000.", min=1)
+    ] = 100,
+    n: Annotated[int, flag(WORKLOAD, "Samples of each.", min=1)] = 1,
     output_json: OutputJson = None,
 ) -> None:
     """How many tokens a second, with as many requests as the engine will run at once?"""

@@ -45,8 +45,10 @@ def check_choice(flag: str, value: str, accepted: Collection[str]) -> None:
 
 def check_text(flag: str, value: str | None) -> None:
     """Raise ValueError if `value` has bytes that are not UTF-8, which no request can have."""
+    if value is None:
+        return
     try:
-        (value or "").encode()
+        value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{flag} {value!r}: UTF-8 is accepted") from error
 
@@ -58,11 +60,11 @@ def check_above_zero(flag: str, value: float) -> None:
 
 
 def percentile_of(number: str) -> float:
-    """The value of `number`. Raises ValueError if it is not a number from 0 to 100."""
-    value = float(number) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", number) else -1.0
-    if not 0 <= value <= 100:
+    """The number in a text, such as 99.9. Raises ValueError if it is not a number from 0 to 100."""
+    is_number = re.fullmatch(r"[0-9]+(\.[0-9]*)?", number)
+    if not is_number or float(number) > 100:
         raise ValueError(f"--metric-percentiles {number}: numbers from 0 to 100 are accepted")
-    return value
+    return float(number)
 
 
 def latency_limits(goodput: list[str] | None) -> LatencyLimits | None:
@@ -74,14 +76,17 @@ def latency_limits(goodput: list[str] | None) -> LatencyLimits | None:
     seconds: dict[str, float] = {}
     for limit in goodput:
         name, _, milliseconds = limit.partition(":")
-        field = LIMIT_FIELDS.get(name)
-        try:
-            value = float(milliseconds) / 1e3
-        except ValueError:
-            value = 0.0  # no number: refused below
-        if field is None or field in seconds or not value > 0:
+        if name not in LIMIT_FIELDS or LIMIT_FIELDS[name] in seconds or not _is_above_zero(milliseconds):
             raise ValueError(
                 f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"
             )
-        seconds[field] = value
+        seconds[LIMIT_FIELDS[name]] = float(milliseconds) / 1e3
     return LatencyLimits(**seconds)
+
+
+def _is_above_zero(text: str) -> bool:
+    """Whether the text is a number above 0."""
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False

@@ -6,7 +6,7 @@ Imports no torch.
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.load.client import RequestRecord
 
@@ -18,8 +18,20 @@ METRIC_NAMES = {
     "e2el": "End-to-end Latency",
 }
 # vLLM's name of a metric -> its key in the figures of engine/load/report.py
-FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
+FIGURE_NAMES = {
+    "ttft": "ttft_seconds",
+    "tpot": "tpot_seconds",
+    "itl": "itl_seconds",
+    "e2el": "e2e_seconds",
+}
 WIDTH = 50  # characters in a line of the printed report, as in vLLM's
+
+
+class Peaks(NamedTuple):
+    """The largest load of a run."""
+
+    output_tokens_per_s: float  # the most pieces of text that came in one second
+    concurrent_requests: int  # the most requests that were under way at once
 
 
 def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
@@ -47,7 +59,8 @@ def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list
         "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
     statistics = {"mean": "mean", "median": "p50", "std": "std"}  # vLLM's name -> the key in a spread
-    statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
+    for percent in percentiles:
+        statistics[f"p{percent:g}"] = f"p{percent:g}"
     for name in metrics:
         spread = measured[FIGURE_NAMES[name]]  # in seconds; None if no request was answered
         for statistic, key in statistics.items():
@@ -55,16 +68,14 @@ def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list
     return result
 
 
-def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
-    """(the most pieces of text that came in a second, the most requests that were under way at once).
-
-    As in vLLM, only requests with a whole answer count. Seconds are counted from the moment when the first of
-    them was sent. A request is under way from when it was sent to its last piece of text. A piece is counted
-    as one token, although a server may send several tokens in a piece.
+def peaks(records: Sequence[RequestRecord]) -> Peaks:
+    """The peaks of a run. As in vLLM, only requests with a whole answer count. Seconds are counted from the
+    moment when the first of them was sent. A request is under way from when it was sent to its last piece of
+    text. A piece is counted as one token, although a server may send several tokens in a piece.
     """
     answered = [record for record in records if record.ok]
     if not answered:
-        return 0.0, 0
+        return Peaks(0.0, 0)
     start = min(record.sent for record in answered)
     pieces: Counter[int] = Counter()  # by second
     changes = []  # (time, 1 for a request that begins, -1 for one that ends)
@@ -76,16 +87,15 @@ def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
         changes += [(record.sent, 1), (last, -1)]
     changes.sort()  # of changes at the same time, ends come first
     num_under_way = accumulate(change for _, change in changes)
-    return float(max(pieces.values(), default=0)), max(num_under_way)
+    return Peaks(float(max(pieces.values(), default=0)), max(num_under_way))
 
 
 def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
     """The lines that vLLM's benchmark prints. `result` is that of `vllm_figures`, with four more entries:
     request_rate, max_concurrency, and the results of `peaks` as max_output_tokens_per_s and
-    max_concurrent_requests.
+    max_concurrent_requests. `metrics` and `percentiles` are those of `vllm_figures`.
     """
     rate = result["request_rate"]
-    printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
     rows = [
         ("Successful requests:", result["completed"]),
         ("Failed requests:", result["failed"]),
@@ -101,6 +111,7 @@ def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[f
         ("Peak concurrent requests:", float(result["max_concurrent_requests"])),  # vLLM prints it as 3.00
         ("Total token throughput (tok/s):", result["total_token_throughput"]),
     ]
+    printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
     printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
         printed.append(METRIC_NAMES[name].center(WIDTH, "-"))
@@ -114,4 +125,5 @@ def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[f
 
 
 def _row(name: str, value: float | str) -> str:
+    """A line of the report. A number with a point has two decimals."""
     return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"

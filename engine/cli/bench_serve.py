@@ -11,8 +11,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -30,8 +30,9 @@ from engine.cli.bench_options import (
     request_url,
 )
 from engine.cli.bench_report import METRIC_NAMES, peaks, report_lines, vllm_figures
-from engine.cli.bench_workload import draw_arrivals, draw_lengths, prompt_writer
-from engine.cli.options import check_output_file, refusals, takes_neutral_flags, with_hint
+from engine.cli.bench_workload import Lengths, draw_arrivals, draw_lengths, prompt_writer
+from engine.cli.neutral_flags import takes_neutral_flags
+from engine.cli.options import check_output_file, flag, refusals, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.report import LatencyLimits, run_figures
@@ -72,11 +73,6 @@ NEUTRAL_FLAGS: dict[str, Neutral] = {
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
-def _workload_flag(help: str, names: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The typer option of a flag under the heading WORKLOAD."""
-    return typer.Option(*names, help=help, rich_help_panel=WORKLOAD, **settings)
-
-
 @takes_neutral_flags("bench serve", NEUTRAL_FLAGS)
 def bench_serve(
     base_url: Annotated[
@@ -97,53 +93,47 @@ def bench_serve(
         str | None,
         typer.Option(help="A model's tokenizer, to make prompts of exactly their length; default: about."),
     ] = None,
-    dataset_name: Annotated[str, _workload_flag("random: prompts of random words.")] = "random",
-    num_prompts: Annotated[int, _workload_flag("Requests; vLLM's default is 1000.", min=1)] = 100,
+    dataset_name: Annotated[str, flag(WORKLOAD, "random: prompts of random words.")] = "random",
+    num_prompts: Annotated[int, flag(WORKLOAD, "Requests; vLLM's default is 1000.", min=1)] = 100,
     random_input_len: Annotated[
-        int, _workload_flag("Tokens of a prompt.", names=("--random-input-len", "--input-len"), min=1)
+        int, flag(WORKLOAD, "Tokens of a prompt.", "--random-input-len", "--input-len", min=1)
     ] = 128,
     random_output_len: Annotated[
         int,
-        _workload_flag("Tokens of an output, at most.", names=("--random-output-len", "--output-len"), min=1),
+        flag(WORKLOAD, "Tokens of an output, at most.", "--random-output-len", "--output-len", min=1),
     ] = 64,
     random_range_ratio: Annotated[
-        float, _workload_flag("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
+        float, flag(WORKLOAD, "Lengths are drawn from this share below to this share above.", min=0, max=0.99)
     ] = 0.0,
     request_rate: Annotated[
-        float, _workload_flag("Requests a second, on average; inf sends all at once.")
+        float, flag(WORKLOAD, "Requests a second, on average; inf sends all at once.")
     ] = math.inf,
     burstiness: Annotated[
         float,
-        _workload_flag("Shape of the gaps' gamma distribution; 1 is Poisson, less bursts more, inf is even."),
+        flag(WORKLOAD, "Shape of the gaps' gamma distribution; 1 is Poisson, less bursts more, inf is even."),
     ] = 1.0,
     max_concurrency: Annotated[
-        int | None, _workload_flag("Requests under way at once, at most.", min=1)
+        int | None, flag(WORKLOAD, "Requests under way at once, at most.", min=1)
     ] = None,
-    ignore_eos: Annotated[bool, _workload_flag("Outputs of exactly their length (vLLM's field).")] = False,
-    temperature: Annotated[float, _workload_flag("0 is greedy.")] = 0.0,
+    ignore_eos: Annotated[bool, flag(WORKLOAD, "Outputs of exactly their length (vLLM's field).")] = False,
+    temperature: Annotated[float, flag(WORKLOAD, "0 is greedy.")] = 0.0,
     extra_body: Annotated[
-        str | None, _workload_flag("Further fields of each request, as JSON.", metavar="JSON")
+        str | None, flag(WORKLOAD, "Further fields of each request, as JSON.", metavar="JSON")
     ] = None,
     num_warmups: Annotated[
-        int, _workload_flag("Uncounted requests before; all are the first prompt, as vLLM's.", min=0)
+        int, flag(WORKLOAD, "Uncounted requests before; all are the first prompt, as vLLM's.", min=0)
     ] = 0,
-    seed: Annotated[int, _workload_flag("Seed of prompts, lengths and arrivals.")] = 0,
-    percentile_metrics: Annotated[
-        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
-    ] = "ttft,tpot,itl",
-    metric_percentiles: Annotated[
-        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=METRICS)
-    ] = "99",
+    seed: Annotated[int, flag(WORKLOAD, "Seed of prompts, lengths and arrivals.")] = 0,
+    percentile_metrics: Annotated[str, flag(METRICS, "Some of ttft, tpot, itl, e2el.")] = "ttft,tpot,itl",
+    metric_percentiles: Annotated[str, flag(METRICS, "Percentiles, such as 50,95,99.")] = "99",
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=METRICS),
+        flag(METRICS, "A limit in ms that a good answer keeps: ttft:500."),
     ] = None,
-    save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=METRICS)
-    ] = False,
+    save_result: Annotated[bool, flag(METRICS, "Write the figures as JSON.", "--save-result")] = False,
     result_filename: Annotated[
         Path | None,
-        typer.Option(help="The file; default: a name with the date and time.", rich_help_panel=METRICS),
+        flag(METRICS, "The file; default: a name with the date and time."),
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
@@ -172,12 +162,9 @@ def bench_serve(
         lengths = draw_lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
         arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
         jobs = _write_jobs(arrivals, lengths, prompt_writer(tokenizer, random))
-    make_endpoint = partial(Endpoint, api=BACKENDS[backend], fields=fields, url=url)
-    name_in_requests = served_model_name or model
+    destination = Destination(base_url, served_model_name or model, BACKENDS[backend], fields, url)
     try:
-        run, name = asyncio.run(
-            _send_all(base_url, name_in_requests, make_endpoint, jobs, num_warmups, max_concurrency)
-        )
+        run, name = asyncio.run(_send_all(destination, jobs, num_warmups, max_concurrency))
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     settings = {
@@ -187,7 +174,7 @@ def bench_serve(
         "tokenizer_id": tokenizer,
         "num_prompts": num_prompts,
         "request_rate": "inf" if request_rate == math.inf else request_rate,
-        "burstiness": burstiness if burstiness < math.inf else "inf",
+        "burstiness": "inf" if burstiness == math.inf else burstiness,
         "max_concurrency": max_concurrency,
     }
     result = settings | _figures(run, limits, metrics, percentiles)
@@ -199,13 +186,26 @@ def bench_serve(
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where requests go, and what all of them have in common."""
+
+    base_url: str
+    model: str | None  # the model's name in requests; None: the server's first
+    api: str  # as in `Endpoint`, and so are the next two
+    fields: dict[str, Any]
+    url: str | None
+
+
 def _figures(
     run: Run, limits: LatencyLimits | None, metrics: list[str], percentiles: list[float]
 ) -> dict[str, Any]:
     """The run's figures for `report_lines`. The arguments are as in `run_figures` and `vllm_figures`."""
     measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
     figures = vllm_figures(measured, metrics, percentiles)
-    figures["max_output_tokens_per_s"], figures["max_concurrent_requests"] = peaks(run.records)
+    most = peaks(run.records)
+    figures["max_output_tokens_per_s"] = most.output_tokens_per_s
+    figures["max_concurrent_requests"] = most.concurrent_requests
     return figures
 
 
@@ -223,33 +223,28 @@ def _server_url(base_url: str | None, host: str, port: int) -> str:
 
 
 def _write_jobs(
-    arrivals: Sequence[float], lengths: Sequence[tuple[int, int]], write_prompt: Callable[[int], str]
+    arrivals: Sequence[float], lengths: Sequence[Lengths], write_prompt: Callable[[int], str]
 ) -> list[Job]:
-    """A job for each request. `arrivals`: when requests are due, in seconds from the start. `lengths`: their
-    numbers of tokens, as (prompt, output). `write_prompt` makes a prompt of so many tokens, and may raise
-    ValueError.
+    """A job for each request. `arrivals`: when requests are due, in seconds from the start. `write_prompt`
+    makes a prompt of so many tokens; the ValueError that it may raise is passed on.
     """
     jobs = []
-    for due, (num_input_tokens, num_output_tokens) in zip(arrivals, lengths, strict=True):
-        jobs.append(Job(due, write_prompt(num_input_tokens), num_output_tokens))
+    for due, tokens in zip(arrivals, lengths, strict=True):
+        jobs.append(Job(due, write_prompt(tokens.prompt), tokens.output))
     return jobs
 
 
 async def _send_all(
-    base_url: str,
-    model: str | None,
-    make_endpoint: Callable[[httpx.AsyncClient, str], Endpoint],
-    jobs: Sequence[Job],
-    num_warmups: int,
-    max_concurrency: int | None,
+    destination: Destination, jobs: Sequence[Job], num_warmups: int, max_concurrency: int | None
 ) -> tuple[Run, str]:
     """Send the warmups, and then the jobs. Each warmup is the first job, as in vLLM, so a prefix cache has
-    that job's prompt when it is measured. Returns the run of the jobs, and the model's name in
-    requests: `model`, or by default the name of the server's first.
+    that job's prompt when it is measured. Returns the run of the jobs, and the model's name in requests.
+    Raises httpx.HTTPError, OSError or ValueError if the server does not name a model when it is asked.
     """
-    async with http_client(base_url, os.environ.get("RUVON_API_KEY")) as http:
-        name = model or await first_model(http)
-        ask = _with_bound(make_endpoint(http, name), max_concurrency)
+    async with http_client(destination.base_url, os.environ.get("RUVON_API_KEY")) as http:
+        name = destination.model or await first_model(http)
+        endpoint = Endpoint(http, name, api=destination.api, fields=destination.fields, url=destination.url)
+        ask = _with_bound(endpoint, max_concurrency)
         now = asyncio.get_running_loop().time()
         await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
         run = Run(ask)

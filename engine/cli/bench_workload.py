@@ -8,23 +8,31 @@ import math
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random
+from typing import NamedTuple
 
 from engine.load.plan import random_text
 
 MAX_TRIES = 10  # to make a prompt of a given number of tokens
 
 
+class Lengths(NamedTuple):
+    """The sizes of one request, in tokens."""
+
+    prompt: int
+    output: int
+
+
 def draw_lengths(
     num_requests: int, input_len: int, output_len: int, range_ratio: float, random: Random
-) -> list[tuple[int, int]]:
-    """(tokens of the prompt, tokens of the output) of each request. `input_len` and `output_len` are
-    averages: each length is drawn from `range_ratio` below its average to `range_ratio` above.
+) -> list[Lengths]:
+    """The lengths of each request. `input_len` and `output_len` are averages, in tokens: each length is drawn
+    uniformly, from `range_ratio` of its average below it to as much above, and is at least 1.
     """
 
     def draw_length(average: int) -> int:
         return max(1, round(average * random.uniform(1 - range_ratio, 1 + range_ratio)))
 
-    return [(draw_length(input_len), draw_length(output_len)) for _ in range(num_requests)]
+    return [Lengths(draw_length(input_len), draw_length(output_len)) for _ in range(num_requests)]
 
 
 def draw_arrivals(num_requests: int, rate: float, burstiness: float, random: Random) -> list[float]:

@@ -84,7 +84,6 @@ def top(
     from engine.client.untrusted import printable
 
     try:
-        # `enough` is asked after each drawing of the dashboard: True ends the command.
         watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")

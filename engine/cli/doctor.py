@@ -35,7 +35,10 @@ COPY_ROUNDS = 5  # that are timed, beside a first one; the fastest counts
 
 
 def doctor() -> None:
-    """What this machine can run, how fast its memory is, and why something is not available."""
+    """What this machine can run, how fast its memory is, and why something is not available.
+
+    Exit status 1: something is missing that everything needs.
+    """
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column()
@@ -43,10 +46,14 @@ def doctor() -> None:
     table.add_column(overflow="fold")  # a path may be longer than the line
     is_broken = False
     for finding in findings():
-        failed_mark = "[red]NO[/]" if finding.needed else "[yellow]no[/]"
-        mark = "[green]yes[/]" if finding.ok else failed_mark
+        if finding.ok:
+            mark = "[green]yes[/]"
+        elif finding.needed:
+            mark = "[red]NO[/]"
+            is_broken = True
+        else:
+            mark = "[yellow]no[/]"
         table.add_row(finding.name, mark, escape(finding.message))
-        is_broken = is_broken or (finding.needed and not finding.ok)
     console.print(table)
     if is_broken:
         sys.exit(1)
@@ -60,15 +67,15 @@ def findings() -> Iterator[Finding]:
     message = f"{platform.python_version()} at {sys.executable}"
     if not is_supported:
         message += "; 3.11 to 3.13 are accepted"
-    yield Finding("Python", is_supported, message, needed=True)
-    yield Finding("ruvon", True, _version("ruvon"))
+    yield Finding("Python", message, ok=is_supported, needed=True)
+    yield Finding("ruvon", _version("ruvon"))
     if find_spec("torch") is None:
-        yield Finding("PyTorch", False, "not installed: pip install torch", needed=True)
+        yield Finding("PyTorch", "not installed: pip install torch", ok=False, needed=True)
         return
     import torch
 
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    yield Finding("PyTorch", True, f"{torch.__version__}, built {cuda}", needed=True)
+    yield Finding("PyTorch", f"{torch.__version__}, built {cuda}", needed=True)
     yield from _machine()
     yield from _gpus()
     yield _triton()
@@ -81,13 +88,13 @@ def findings() -> Iterator[Finding]:
         message = use
         if missing:
             message += f": {', '.join(missing)} is missing; pip install 'ruvon[{name}]'"
-        yield Finding(f"extra {name}", not missing, message)
+        yield Finding(f"extra {name}", message, ok=not missing)
     for name, use in PROGRAMS.items():
         path = shutil.which(name)
         message = f"{path}: {use}"
         if path is None:
             message = f"not found; only {use} want it: tools/install_test_tools.sh"
-        yield Finding(name, path is not None, message)
+        yield Finding(name, message, ok=path is not None)
 
 
 def _machine() -> Iterator[Finding]:
@@ -99,19 +106,19 @@ def _machine() -> Iterator[Finding]:
     if hasattr(os, "sched_getaffinity"):  # on Linux, where a process may be confined to some of the cores
         num_usable = len(os.sched_getaffinity(0))
     threads = f"{torch.get_num_threads()} threads by default"
-    yield Finding("CPU", True, f"{_processor()}, {num_usable} of {num_cores} cores to use, {threads}")
+    yield Finding("CPU", f"{_processor()}, {num_usable} of {num_cores} cores to use, {threads}")
     free, total = host_memory()
     if total is not None:
         free_text = "" if free is None else f", {free / 2**30:.1f} of them free"
-        yield Finding("memory", True, f"{total / 2**30:.1f} GiB{free_text}")
+        yield Finding("memory", f"{total / 2**30:.1f} GiB{free_text}")
     bytes_per_second = copy_rate(torch.device("cpu"))
     speed = f"{bytes_per_second / 1e9:.1f} GB/s, read and written by a copy, just now"
-    yield Finding("memory speed", True, speed)
+    yield Finding("memory speed", speed)
     if "storyteller" in embedded_models():
         size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
         small = f"storyteller's {size / 1e6:.1f} MB in {size / bytes_per_second * 1e3:.1f} ms"
         large = f"7 billion weights of 16 bits in {14e9 / bytes_per_second:.1f} s"
-        yield Finding("a token", True, f"reads all weights, and so takes about: {small}, {large}")
+        yield Finding("a token", f"reads all weights, and so takes about: {small}, {large}")
 
 
 def copy_rate(device: "torch.device") -> float:
@@ -141,7 +148,7 @@ def _gpus() -> Iterator[Finding]:
         reason = "this PyTorch is built without CUDA"
         if torch.version.cuda:
             reason = "PyTorch sees no NVIDIA GPU: is there one, with its driver (nvidia-smi)"
-        yield Finding("GPU", False, f"{reason}; all runs on the CPU")
+        yield Finding("GPU", f"{reason}; all runs on the CPU", ok=False)
         return
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
@@ -150,7 +157,7 @@ def _gpus() -> Iterator[Finding]:
         message = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, copies at {speed:,.0f} GB/s"
         if not is_supported:
             message += f"; our kernels need compute capability 8.0, it has {gpu.major}.{gpu.minor}"
-        yield Finding(f"GPU {index}", is_supported, message)
+        yield Finding(f"GPU {index}", message, ok=is_supported)
 
 
 def _triton() -> Finding:
@@ -162,7 +169,7 @@ def _triton() -> Finding:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reason = why_no_triton(64, device, torch.float32)
     message = f"attention='triton' {reason}" if reason else f"triton {_version('triton')}"
-    return Finding("Triton kernels", not reason, message)
+    return Finding("Triton kernels", message, ok=not reason)
 
 
 def _compiled_c() -> Finding:
@@ -171,7 +178,7 @@ def _compiled_c() -> Finding:
     from engine.quantization.int8_rows import SOURCE
 
     reason = why_not(SOURCE)
-    return Finding("C of ours", not reason, f"int8's product on a CPU: {reason or 'compiled'}")
+    return Finding("C of ours", f"int8's product on a CPU: {reason or 'compiled'}", ok=not reason)
 
 
 def _models() -> Iterator[Finding]:
@@ -180,11 +187,12 @@ def _models() -> Iterator[Finding]:
     from engine.models.config import architectures
 
     embedded, downloaded = embedded_models(), cached_models()
-    yield Finding("models", bool(embedded), f"{', '.join(embedded)}: embedded", needed=True)
+    yield Finding("models", f"{', '.join(embedded)}: embedded", ok=bool(embedded), needed=True)
     message = "none was downloaded yet; --model gpt2 would be"
     if downloaded:
         message = f"downloaded: {', '.join(downloaded)}"
-    yield Finding("from the hub", bool(downloaded), f"{message} ({', '.join(architectures())} can be run)")
+    message += f" ({', '.join(architectures())} can be run)"
+    yield Finding("from the hub", message, ok=bool(downloaded))
 
 
 def _version(package: str) -> str:

@@ -10,13 +10,14 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from engine.cli.options import refusals, set_parameters, takes_neutral_flags, whole_number, with_dashes
+from engine.cli.neutral_flags import takes_neutral_flags
+from engine.cli.options import refusals, set_parameters, whole_number, with_dashes
 from engine.wiring.engine_args import EngineArgs, choices, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL
 
 # Typer reads these types. The flag of a field of any other type is read as text.
-TYPER_TYPES = (bool, int, float, list[str])
+TYPER_TYPES = (bool, int, float)
 SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative_config": "-sc"}  # vLLM's
 MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
 ONE_MODEL = "one MODEL is accepted; a text with blanks needs quotation marks"
@@ -32,40 +33,46 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     """
 
     def decorate(command: Callable) -> Callable:
-        flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
-        signature = inspect.signature(command)
-        others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
-        # Arguments, which have no default, come first, because the help keeps this order.
-        arguments = [parameter for parameter in others if parameter.default is parameter.empty]
-        options = [parameter for parameter in others if parameter.default is not parameter.empty]
+        command_name = name or command.__name__
+        specs = fields(EngineArgs)
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
             model = flag_values.pop(MODEL_ARGUMENT, None)
-            with refusals(name or command.__name__):
-                values = {spec.name: _value(spec, flag_values.pop(spec.name)) for spec in fields(EngineArgs)}
-                values["model"] = _model(values["model"], model)
-                args = EngineArgs(**values)
+            option_values = {}
+            with refusals(command_name):
+                for spec in specs:
+                    option_values[spec.name] = _value(spec, flag_values.pop(spec.name))
+                option_values["model"] = _model(option_values["model"], model)
+                args = EngineArgs(**option_values)
             command(args=args, **flag_values)
 
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (_model_argument(bool(arguments)), *arguments, *flags, *options)
-        ]
-        set_parameters(from_flags, signature, parameters)
-        return takes_neutral_flags(name or command.__name__, NEUTRAL)(from_flags)
+        # Arguments, which have no default, come first, because the help keeps this order.
+        arguments, options = [], []
+        for declared in inspect.signature(command).parameters.values():
+            parameter = declared.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            if parameter.name == "args":
+                continue
+            if parameter.default is parameter.empty:
+                arguments.append(parameter)
+            else:
+                options.append(parameter)
+        model_argument = _model_argument(is_last=not arguments)
+        flags = [_parameter(spec, defaults) for spec in specs]
+        set_parameters(from_flags, [model_argument, *arguments, *flags, *options])
+        return takes_neutral_flags(command_name, NEUTRAL)(from_flags)
 
     return decorate
 
 
-def _model_argument(is_first: bool) -> inspect.Parameter:
-    """The parameter from which typer makes the argument MODEL. `is_first`: another argument follows.
+def _model_argument(is_last: bool) -> inspect.Parameter:
+    """The parameter from which typer makes the argument MODEL. `is_last`: no other argument follows it.
 
     Typer gives the last argument of `ruvon generate [MODEL] PROMPT` to PROMPT only if MODEL takes any number
     of values; `_model` refuses more than one.
     """
     setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
-    value_type: Any = list[str] if is_first else str
+    value_type: Any = str if is_last else list[str]
     annotation = Annotated[value_type | None, setting]
     return inspect.Parameter(
         MODEL_ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
@@ -74,16 +81,16 @@ def _model_argument(is_first: bool) -> inspect.Parameter:
 
 def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
     """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
-    ValueError for two models.
+    ValueError for two different models, and for two arguments.
     """
-    models = [argument] if isinstance(argument, str) else list(argument or ())  # the arguments MODEL, if any
+    models = [argument] if isinstance(argument, str) else list(argument or ())
     if len(models) > 1:
         raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
-    if models and flag_value not in (None, *models):
+    if not models:
+        return EngineArgs.model if flag_value is None else flag_value
+    if flag_value is not None and flag_value != models[0]:
         raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
-    if models:
-        return models[0]
-    return EngineArgs.model if flag_value is None else flag_value
+    return models[0]
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -135,7 +142,7 @@ def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
 
 
 def _completion(values: list[str]) -> Callable[[str], list[str]]:
-    """A function that returns the values with a given beginning, for a shell's completion."""
+    """A function with which a shell completes a value: it returns the `values` that begin with a text."""
 
     def complete(incomplete: str) -> list[str]:  # typer requires this parameter's name
         return [value for value in values if value.startswith(incomplete)]
@@ -145,8 +152,8 @@ def _completion(values: list[str]) -> Callable[[str], list[str]]:
 
 def _flag_type(declared: Any) -> type:
     """The type that typer reads from the command line for a field with the declared type."""
-    first, *_ = [member for member in union_members(declared) if member is not NoneType]
-    return first if first in TYPER_TYPES else str
+    members = [member for member in union_members(declared) if member is not NoneType]
+    return members[0] if members[0] in TYPER_TYPES else str
 
 
 def _value(spec: Field, flag_value: Any) -> Any:

@@ -18,8 +18,8 @@ class Finding:
     """The result of one check of `ruvon doctor`, printed as one line."""
 
     name: str  # what is checked
-    ok: bool
-    message: str  # how to use it, or how to get it
+    message: str  # what was found, how to use it, or how to get it
+    ok: bool = True
     needed: bool = False  # whether nothing runs if this check fails
 
 

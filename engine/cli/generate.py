@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.engine_flags import takes_engine_args
-from engine.cli.options import refusals
+from engine.cli.options import flag, refusals
 from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
 OUTPUT = "The text"  # a heading in the help
@@ -17,18 +17,16 @@ OUTPUT = "The text"  # a heading in the help
 def generate(
     args: EngineArgs,
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    max_tokens: Annotated[int, typer.Option(help="At most this many tokens.", rich_help_panel=OUTPUT)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=OUTPUT)] = 0.0,
-    top_k: Annotated[
-        int, typer.Option(help="Choose among this many tokens; 0: all.", rich_help_panel=OUTPUT)
-    ] = 0,
+    max_tokens: Annotated[int, flag(OUTPUT, "At most this many tokens.")] = 256,
+    temperature: Annotated[float, flag(OUTPUT, "0 is greedy.")] = 0.0,
+    top_k: Annotated[int, flag(OUTPUT, "Choose among this many tokens; 0: all.")] = 0,
     top_p: Annotated[
         float,
-        typer.Option(help="Choose among the likeliest that reach this probability.", rich_help_panel=OUTPUT),
+        flag(OUTPUT, "Choose among the likeliest that reach this probability."),
     ] = 1.0,
     lora: Annotated[
         Path | None,
-        typer.Option(help="The folder of a LoRA adapter to use.", rich_help_panel=ADAPTERS),
+        flag(ADAPTERS, "The folder of a LoRA adapter to use."),
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
@@ -51,11 +49,10 @@ def generate(
             llm = LLM(**vars(args))
         num_printed = 0  # characters
         for output in llm.stream(prompt, params, lora_request=adapter):
-            text = output.outputs[0].text
-            print(for_stdout(text[num_printed:]), end="", flush=True)
-            num_printed = len(text)
+            completion = output.outputs[0]
+            print(for_stdout(completion.text[num_printed:]), end="", flush=True)
+            num_printed = len(completion.text)
     print(flush=True)
-    completion = output.outputs[0]
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
     if llm.config.model_impl != OURS:
         print(f"model: {implementation(llm.config)}", file=sys.stderr)

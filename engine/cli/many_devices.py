@@ -13,8 +13,9 @@ from typing import Annotated
 
 from engine.cli.engine_flags import takes_engine_args
 from engine.cli.extensions import Finding
-from engine.cli.options import refusals, takes_neutral_flags
-from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, flag, takes_flags
+from engine.cli.neutral_flags import takes_neutral_flags
+from engine.cli.options import flag, refusals
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 from engine.wiring.engine_args import EngineArgs
@@ -101,10 +102,10 @@ def findings() -> Iterator[Finding]:
         sizes_by_model.append(f"{name} on {', '.join(map(str, sizes))}")
     num_gpus = torch.cuda.device_count()
     where = f"{num_gpus} GPUs here" if num_gpus > 1 else "here on the CPU, a process for each"
-    yield Finding("several devices", True, f"--tensor-parallel-size: {'; '.join(sizes_by_model)}; {where}")
+    yield Finding("several devices", f"--tensor-parallel-size: {'; '.join(sizes_by_model)}; {where}")
     has_ray = find_spec("ray") is not None
     use = "ruvon cluster" if has_ray else "ruvon cluster: ray is missing; pip install 'ruvon[cluster]'"
-    yield Finding("extra cluster", has_ray, use)
+    yield Finding("extra cluster", use, ok=has_ray)
 
 
 COMMANDS = (cluster,)

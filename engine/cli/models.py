@@ -55,7 +55,9 @@ def _snapshot(folder: Path) -> Path | None:
     """The folder with a downloaded model's files, or None if there is no config.json. Of several downloaded
     versions, this is any one.
     """
-    return next((config.parent for config in Path(folder).glob("snapshots/*/config.json")), None)
+    for config in Path(folder).glob("snapshots/*/config.json"):
+        return config.parent
+    return None
 
 
 def _row(name: str) -> list[str]:
@@ -64,15 +66,22 @@ def _row(name: str) -> list[str]:
     """
     folder = _folder_of(name)
     config = ModelConfig.from_pretrained(folder)
-    files = [*folder.glob("*.safetensors")]
+    architecture = config.model_type
+    if config.model_impl != OURS:
+        architecture += f" ({config.model_impl})"
+    num_parameters = megabytes = "–"
+    files = list(folder.glob("*.safetensors"))
+    if files:
+        num_parameters = f"{sum(map(_num_parameters, files)):,}"
+        megabytes = f"{sum(file.stat().st_size for file in files) / 1e6:,.1f}"
     return [
-        config.model_type if config.model_impl == OURS else f"{config.model_type} ({config.model_impl})",
-        f"{sum(map(_num_parameters, files)):,}" if files else "–",
+        architecture,
+        num_parameters,
         f"{config.num_layers}",
         f"{config.hidden_size:,}",
         f"{config.vocab_size:,}",
         f"{config.max_positions:,}",
-        f"{sum(file.stat().st_size for file in files) / 1e6:,.1f}" if files else "–",
+        megabytes,
     ]
 
 

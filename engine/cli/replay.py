@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.cli.options import refusals
-
 if TYPE_CHECKING:
     from engine.execution.recording import ComparedStep
 
@@ -22,7 +20,7 @@ def replay(
 
     Exit status 1: tokens differ. 2: the file cannot be run.
     """
-    from engine.client.untrusted import printable
+    from engine.client.untrusted import one_printable_line, printable
     from engine.models.checkpoint import CheckpointError
     from engine.wiring.loading import one_thread_if_small
     from engine.wiring.replay import args_of
@@ -30,23 +28,20 @@ def replay(
 
     num_steps = num_tokens = 0
     first_difference: ComparedStep | None = None  # the first step whose tokens differ
-    with refusals("replay", status=2):
-        try:
-            args = args_of(file)
-            one_thread_if_small(model or args.model, args.model_impl)
-            for compared in run(file, model):
-                num_steps += 1
-                num_tokens += sum(map(len, compared.tokens_now or ()))
-                if compared.error:
-                    print(
-                        f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
-                        file=sys.stderr,
-                    )
-                if not compared.is_equal and first_difference is None:
-                    first_difference = compared
-        except (CheckpointError, ValueError, OSError) as error:
-            # The message may quote a stranger's file, which may contain line breaks and control characters.
-            raise ValueError(printable(" ".join(str(error).split()))) from None
+    try:
+        args = args_of(file)
+        one_thread_if_small(model or args.model, args.model_impl)
+        for compared in run(file, model):
+            num_steps += 1
+            num_tokens += sum(map(len, compared.tokens_now or ()))
+            if compared.error:
+                message = f"failed when it was recorded: {printable(compared.error)}"
+                print(f"step {compared.step}: {message}", file=sys.stderr)
+            if not compared.is_equal and first_difference is None:
+                first_difference = compared
+    except (CheckpointError, ValueError, OSError) as error:
+        print(f"ruvon replay: {one_printable_line(error)}", file=sys.stderr)
+        sys.exit(2)
     if first_difference is None:
         print(f"{num_steps:,} steps, {num_tokens:,} tokens: all as recorded")
         return
@@ -61,7 +56,9 @@ def _print_difference(difference: "ComparedStep", num_steps: int) -> None:
     print(f"step {difference.step} ({difference.runner}) differs, the first of {num_steps:,}:")
     if difference.error_now:
         print(f"  it fails: {for_stdout(difference.error_now)}")
-    tokens_by_request = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
-    for request_id, recorded_ids, new_ids in tokens_by_request:
+    if difference.tokens is None or difference.tokens_now is None:
+        return
+    for s, request_id in enumerate(difference.batch.ids):
+        recorded_ids, new_ids = difference.tokens[s], difference.tokens_now[s]
         if recorded_ids != new_ids:
             print(f"  {for_stdout(request_id)}: recorded {recorded_ids}, now {new_ids}")

@@ -180,9 +180,11 @@ class _Collector:
     """A collector, as prometheus_client's registry needs one, of metrics that are collected already."""
 
     def __init__(self, metrics: list[Metric]) -> None:
+        """`metrics` are what `collect` returns."""
         self._metrics = metrics
 
     def collect(self) -> list[Metric]:
+        """The metrics, for the registry."""
         return self._metrics
 
 

@@ -12,7 +12,8 @@ import sys
 from contextlib import ExitStack
 
 from engine.cli.engine_flags import takes_engine_args
-from engine.cli.options import refusals, takes_neutral_flags
+from engine.cli.neutral_flags import takes_neutral_flags
+from engine.cli.options import refusals
 from engine.cli.serve_flags import LAST_PORT, NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.wiring.engine_args import EngineArgs
 

@@ -8,14 +8,12 @@ import inspect
 import os
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from engine.cli.options import refusals, set_parameters, whole_number
+from engine.cli.options import flag, refusals, set_parameters, whole_number
 from engine.wiring.engine_args import ADAPTERS
 from engine.wiring.extensions import EXTENSIONS, STRUCTURED_OUTPUT, is_here
 from engine.wiring.neutral_options import Neutral
@@ -29,14 +27,11 @@ LOG = "What it says of itself"
 COSTS = "What it costs"
 
 
-def flag(topic: str, help: str, *names: str, **settings: Any) -> Any:
-    """The typer option for a field of a dataclass of flags, under the heading `topic`."""
-    return typer.Option(*names, help=help, rich_help_panel=topic, **settings)
-
-
 @dataclass(frozen=True)
 class ServeFlags:
-    """The flags of `ruvon serve` beside those of the engine. Each field is a flag."""
+    """The flags of `ruvon serve` beside those of the engine. Each field is a flag. Raises ValueError for a
+    text where a list is expected, for Extension B's flags without its files, and for another `root_path`.
+    """
 
     host: Annotated[str, flag(ACCESS, "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, flag(ACCESS, "Port to listen on; 0: any free one.", min=0, max=LAST_PORT)] = 8000
@@ -139,7 +134,7 @@ class ServeFlags:
     ] = None
 
     def __post_init__(self) -> None:
-        # A text in place of a list would be read as a list of its characters.
+        # Ray Serve's configuration may give a text. It would be read as a list of its characters.
         for name in ("served_model_name", "lora_modules", "allowed_host"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
@@ -166,8 +161,7 @@ class ServeFlags:
 
 NOT_LOGGED = "no request and no answer is logged"
 PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
-# vLLM's flags that do not exist here: (accepted values, why others are refused). An accepted value asks for
-# nothing, or for what is always done.
+# vLLM's flags that do not exist here. An accepted value asks for nothing, or for what is always done.
 NEUTRAL_FLAGS: dict[str, Neutral] = {
     "tool_parser_plugin": Neutral((None, ""), "no code is run that a flag names"),
     "reasoning_parser_plugin": Neutral((None, ""), "no code is run that a flag names"),
@@ -202,31 +196,34 @@ NEUTRAL_FLAGS: dict[str, Neutral] = {
 
 def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
     """Decorate `command(parameter: record, …)`: the command gets a flag for each field of the dataclass
-    `record`, in place of `parameter`. A ValueError that `record` raises ends the command with its message.
+    `record`, in place of `parameter`. A ValueError that `record` raises ends the command with exit status 1
+    and its message.
     """
 
     def decorate(command: Callable) -> Callable:
-        signature = inspect.signature(command)
-
         @wraps(command)
-        def from_flags(**values: Any) -> None:
+        def from_flags(**flag_values: Any) -> None:
+            record_values = {}
+            for spec in fields(record):
+                record_values[spec.name] = flag_values.pop(spec.name)
             with refusals(command.__name__):
-                flags = record(**{spec.name: values.pop(spec.name) for spec in fields(record)})
-            command(**{parameter: flags}, **values)
+                flag_values[parameter] = record(**record_values)
+            command(**flag_values)
 
         parameters: list[inspect.Parameter] = []
-        for other in signature.parameters.values():
+        for other in inspect.signature(command).parameters.values():
             if other.name == parameter:
                 parameters += [_parameter(spec) for spec in fields(record)]
             else:
                 parameters.append(other.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        set_parameters(from_flags, signature, parameters)
+        set_parameters(from_flags, parameters)
         return from_flags
 
     return decorate
 
 
 def _parameter(spec: Field) -> inspect.Parameter:
-    """The parameter, given by its name only, for a field of a dataclass of flags."""
-    default = inspect.Parameter.empty if spec.default is MISSING else spec.default
-    return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=spec.type)
+    """The parameter from which typer makes the flag of a field, which must have a default."""
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.type
+    )

@@ -83,8 +83,8 @@ class Service:
         template = template_text(flags.chat_template) if flags.chat_template else None
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
         self.engine = build_engine(args)
-        # Clients may use each of the names; metrics have the first.
-        self.name, *aliases = dict.fromkeys(flags.served_model_name or [public_name(args.model)])
+        names = list(dict.fromkeys(flags.served_model_name or [public_name(args.model)]))  # each once
+        self.name, aliases = names[0], names[1:]  # clients may use all of them; metrics have the first
         scheduler = self.engine.scheduler
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
@@ -92,8 +92,8 @@ class Service:
             scheduler.max_num_seqs,
             scheduler.cache.usage().tokens_total,
             self.engine.max_model_len,
-            flags.max_num_queued_reqs,
-            flags.max_num_queued_tokens,
+            reqs=flags.max_num_queued_reqs,
+            tokens=flags.max_num_queued_tokens,
         )
         self.engine_thread = self._make_engine_thread(aliases)
         self.engine_thread.stream_interval = flags.stream_interval
@@ -161,7 +161,8 @@ class Service:
     def _set_up(self, api: Completions[Any], costs: CostAccounting | None) -> None:
         """Tell an API what it must know of this engine, its adapters and what an answer costs."""
         api.max_model_len = self.engine.max_model_len
-        api.recommended, api.fingerprint = recommended_values(self.args), fingerprint(self.args)
+        api.recommended = recommended_values(self.args)
+        api.fingerprint = fingerprint(self.args)
         api.name_of_alias = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
         if costs:
             api.more_usage.append(usage_cost(costs.price, costs.api_price))
@@ -212,7 +213,7 @@ class Service:
 
 
 def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
-    """Check names, folders and parsers, before the model is loaded. Raises ValueError."""
+    """Check names, folders and parsers, before the model is loaded. Raises ValueError if one is refused."""
     for flag, value in {"--lora-modules": flags.lora_modules, "--lora-dir": flags.lora_dir}.items():
         if value and not args.enable_lora:
             raise ValueError(f"{flag} needs --enable-lora")
@@ -259,12 +260,12 @@ def _register_information(registry: CollectorRegistry, args: EngineArgs, schedul
     """Add what vLLM's registry has besides an engine's metrics: the cache, adapters, and Python."""
     cache = scheduler.cache
     assert isinstance(cache, PagedCache | SlotCache)  # `plan_of` makes no other
-    is_shared = args.kv_cache == "paged" and args.enable_prefix_caching is not False
+    caches_prefixes = args.kv_cache == "paged" and args.enable_prefix_caching is not False
     registry.register(
         CacheInfo(
             cache,
             cache_dtype="auto",
-            enable_prefix_caching=is_shared,
+            enable_prefix_caching=caches_prefixes,
             gpu_memory_utilization=args.gpu_memory_utilization,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         )

@@ -1,12 +1,11 @@
 """`ruvon trace`: what a file of `--trace` says, in a few figures. Part 20's wiring."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from engine.cli.options import refusals
 
 
 def trace(
@@ -30,15 +29,14 @@ def trace(
     from rich.console import Console
 
     from engine.client.trace_view import trace_view
-    from engine.client.untrusted import printable
+    from engine.client.untrusted import one_printable_line
     from engine.telemetry.trace_report import read_trace, trace_figures
 
-    with refusals("trace"):
-        try:
-            content = read_trace(file)
-        except ValueError as error:  # the message may quote a stranger's file
-            raise ValueError(printable(" ".join(str(error).split()))) from None
+    try:
+        figures = trace_figures(read_trace(file))
+    except ValueError as error:
+        sys.exit(f"ruvon trace: {one_printable_line(error)}")
     if as_json:
-        print(json.dumps(trace_figures(content), indent=1))
+        print(json.dumps(figures, indent=1))
     else:
-        Console(highlight=False).print(trace_view(trace_figures(content)))
+        Console(highlight=False).print(trace_view(figures))

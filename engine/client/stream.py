@@ -26,6 +26,7 @@ class ChatFailed(Exception):
     """The server refused a request, failed, or did not answer. The message is safe to print in a terminal."""
 
     def __init__(self, message: str) -> None:
+        """`message` may be a server's: it is cut, and made safe to print."""
         super().__init__(printable(message[:MAX_MESSAGE_CHARACTERS]))
 
 
@@ -116,8 +117,13 @@ class ChatClient:
         piece comes with the same ChatAnswer object, which grows. Raises ChatFailed if the request fails or
         the answer breaks off.
         """
-        body = {"model": self.model, "messages": list(messages), "stream": True}
-        body |= {"stream_options": {"include_usage": True}} | options
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **options,
+        }
         answer = ChatAnswer()
         start = time.perf_counter()
         with (
@@ -130,13 +136,15 @@ class ChatClient:
             for chunk in _chunks(map(ByteLimit().take, response.iter_bytes())):
                 if "error" in chunk:
                     raise ChatFailed(_message(chunk))
-                if usage := chunk.get("usage"):
+                usage = chunk.get("usage")
+                if usage:
                     answer.num_tokens = token_count(usage.get("completion_tokens"))
                     answer.num_prompt_tokens = token_count(usage.get("prompt_tokens"))
                 for choice in chunk.get("choices") or ():
-                    text = (choice.get("delta") or {}).get("content") or ""
-                    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
-                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    delta = choice.get("delta") or {}
+                    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", delta.get("content") or "")
+                    if choice.get("finish_reason"):
+                        answer.finish_reason = choice["finish_reason"]
                     if text:
                         answer.add_text(text, time.perf_counter() - start)
                         yield text, answer
@@ -172,11 +180,13 @@ def _body(response: httpx.Response) -> dict:
 
 def _raise_for_error(response: httpx.Response) -> None:
     """Raise ChatFailed if the status is not a success, with the body's message, or else with the status."""
-    if not response.is_success:
-        try:
-            raise ChatFailed(_message(_body(response)))
-        except ValueError:
-            raise ChatFailed(f"{response.url}: {response.status_code} {response.reason_phrase}") from None
+    if response.is_success:
+        return
+    try:
+        message = _message(_body(response))
+    except ValueError:
+        message = f"{response.url}: {response.status_code} {response.reason_phrase}"
+    raise ChatFailed(message)
 
 
 def _message(body: dict) -> str:

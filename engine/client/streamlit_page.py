@@ -55,20 +55,21 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
     text_place, stop_place = st.empty(), st.empty()
     stop_place.button("Stop")
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
-    new_turns: list[dict] = [{"role": "user", "content": question, "caption": ""}, {"role": "assistant"}]
+    question_turn = {"role": "user", "content": question, "caption": ""}
+    answer_turn = {"role": "assistant", "content": "", "caption": ""}
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
             for number, (_, answer) in enumerate(pieces):
-                new_turns[1].update(content=answer.text, caption=caption(answer))
-                if number == 0:  # not after the loop, which a run that is stopped never reaches
-                    turns += new_turns
+                answer_turn.update(content=answer.text, caption=caption(answer))
+                if number == 0:  # not after the loop, because Streamlit ends a stopped run within it
+                    turns += [question_turn, answer_turn]
                 text_place.text(answer.text)
     except ChatFailed as error:
-        # Compared by identity, since an earlier turn may have the same text.
-        turns[:] = [turn for turn in turns if turn is not new_turns[0] and turn is not new_turns[1]]
+        if turns and turns[-1] is answer_turn:
+            del turns[-2:]
         stop_place.empty()
         st.text(f"⚠ {error}")
         return

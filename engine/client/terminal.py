@@ -61,7 +61,7 @@ class TerminalChat:
                 if line == "/exit":
                     return
                 if line.startswith("/"):
-                    self._command(*line[1:].split(maxsplit=1))
+                    self._command(line)
                 elif line:
                     self.ask(line)
             except EOFError:
@@ -97,26 +97,34 @@ class TerminalChat:
             self.turns += [turn, {"role": "assistant", "content": answer.text}]
             self.answers.append(answer)
 
-    def _command(self, name: str = "", rest: str = "") -> None:
-        """Carry out `/name rest`. An unknown name prints the help."""
-        commands = {
-            "reset": self._reset, "system": self._set_system, "stats": self._stats, "save": self._save,
-        }  # fmt: skip
-        if name in commands:
-            commands[name](rest)
+    def _command(self, line: str) -> None:
+        """Carry out a command, such as "/system TEXT". An unknown name prints the help."""
+        name, *rest = line.split(maxsplit=1)
+        text = rest[0] if rest else ""
+        if name == "/reset":
+            self._reset()
+        elif name == "/system":
+            self._set_system(text)
+        elif name == "/stats":
+            self._print_stats()
+        elif name == "/save":
+            self._save(text)
         else:
             self.console.print(HELP, style="dim", markup=False, highlight=False)
 
-    def _reset(self, _: str) -> None:
+    def _reset(self) -> None:
+        """Forget the conversation, but not the system message."""
         self.turns.clear()
         self.answers.clear()
         self.console.print("a new conversation", style="dim")
 
     def _set_system(self, text: str) -> None:
+        """Replace the system message; "" removes it."""
         self.system = text or None
         self.console.print(f"the model is told {'this' if text else 'nothing'} first", style="dim")
 
-    def _stats(self, _: str) -> None:
+    def _print_stats(self) -> None:
+        """Print the lines of `stats`."""
         for line in stats(self.answers):
             self.console.print(line, style="dim", highlight=False)
 
@@ -147,9 +155,11 @@ class LineWrapper:
     """
 
     def __init__(self, console: Console) -> None:
+        """`console` says whether stdout is a terminal, and how wide it is."""
         self._console = console
         self._column = 0  # how many cells of the line are written; a wide character takes two
-        self._word, self._word_cells = "", 0  # the text after the line's last space, and its cells
+        self._word = ""  # the text after the line's last space
+        self._word_cells = 0  # of this word
 
     def push(self, text: str) -> str:
         """The characters to write to the terminal in order to show `text` next."""
@@ -204,4 +214,5 @@ def stats(answers: list[ChatAnswer]) -> Iterator[str]:
 
 
 def _speed(tokens_per_second: float | None) -> str:
+    """The speed in ten columns and more; a question mark if it is not known."""
     return f"{tokens_per_second:6.1f} tokens/s" if tokens_per_second else "     ? tokens/s"

@@ -180,6 +180,7 @@ def _latencies(answer: dict) -> Table:
 
 
 def _milliseconds(value: float | None) -> str:
+    """Seconds as milliseconds with one decimal; "–" for None."""
     return "–" if value is None else f"{value * 1e3:,.1f}"
 
 

@@ -61,6 +61,11 @@ def printable(text: str) -> str:
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def one_printable_line(error: Exception) -> str:
+    """The error's message, which may quote a stranger's file: without line breaks and control characters."""
+    return printable(" ".join(str(error).split()))
+
+
 def for_stdout(text: str) -> str:
     """`printable(text)` if stdout is a terminal; otherwise the text as it is."""
     return printable(text) if sys.stdout.isatty() else text

@@ -39,7 +39,7 @@ class Person:
     name: str
     question: str
     text: str = ""  # of the current answer so far; between two questions, of the last answer
-    first_answer: str = ""
+    first_answer: str = ""  # "" before it is whole
     is_waiting: bool = False  # whether the current answer has no text yet
     num_answers: int = 0  # whole answers so far
     # Seconds from each question to the first text of its answer.
@@ -67,7 +67,8 @@ class Person:
                     return
                 self._read_chunk(chunk, start)
         self.num_answers += 1
-        self.first_answer = self.first_answer or self.text
+        if self.num_answers == 1:
+            self.first_answer = self.text
 
     def _read_chunk(self, chunk: dict, start: float) -> None:
         """Add the text of one event of the stream. `start`: when the question was sent."""
@@ -203,12 +204,14 @@ class Crowd:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _update(self, http: httpx.AsyncClient) -> None:
+        """Read the metrics every METRICS_SECONDS, until the task is cancelled."""
         while True:
             await asyncio.sleep(METRICS_SECONDS)
             await self.metrics.update(http)
 
 
 async def _draw(draw: Callable[[], None]) -> None:
+    """Call `draw` every FRAME_SECONDS, until the task is cancelled."""
     while True:
         draw()
         await asyncio.sleep(FRAME_SECONDS)

@@ -30,11 +30,10 @@ def to_flags(args: EngineArgs) -> list[str]:
             continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            for item in value:
-                flags += [f"--{name}", str(item)]
+        elif isinstance(value, Mapping):
+            flags += [f"--{name}", json.dumps(value)]
         else:
-            flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+            flags += [f"--{name}", str(value)]
     return flags
 
 
@@ -44,12 +43,12 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def free_port(port: int, host: str = "127.0.0.1") -> int:
-    """`port` if it is free on `host`, otherwise 0. A server that is given port 0 takes any free port."""
+def free_port(port: int) -> int:
+    """`port` if it is free on 127.0.0.1, otherwise 0. A server that is given port 0 takes any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this option, too
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return 0
     return port
@@ -71,10 +70,13 @@ def served(
 
     Raises RuntimeError with the server's output if the server does not start within START_SECONDS.
     """
-    variables = (environment() if env is None else dict(env)) | {"PYTHONUNBUFFERED": "1"}
+    if env is None:
+        env = environment()
+    variables = {**env, "PYTHONUNBUFFERED": "1"}  # otherwise the log would not have the URL at once
     serve = [sys.executable, "-m", "engine.cli.main", "serve", *arguments]
 
     def start(port: int) -> subprocess.Popen:
+        """Start the server anew, with an empty log."""
         with log.open("w") as file:
             command = [*serve, "--port", str(port)]
             return subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)

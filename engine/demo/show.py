@@ -90,6 +90,7 @@ def _refusal(error: RuntimeError) -> Exception:
 
 
 def _introduce(console: Console, url: str, args: EngineArgs) -> None:
+    """Print which model is served, and the addresses of the server's pages."""
     name = public_name(args.model)
     console.print(f"\n[bold]ruvon[/] serves [bold]{name}[/] on this machine, through our own engine:")
     console.print("paged keys and values, continuous batching, telemetry, speculation.\n")
@@ -142,6 +143,7 @@ def _end_of_text(person: Person, width: int) -> Text:
 
 
 def _sum_up(console: Console, crowd: Crowd) -> None:
+    """Print the figures of the whole run as a table."""
     people, metrics = crowd.people, crowd.metrics
     num_answers = sum(person.num_answers for person in people)
     first_text_seconds: list[float] = []

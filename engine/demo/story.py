@@ -15,8 +15,8 @@ from engine.wiring.loading import loading
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 
 
-def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
-    """Load the model, show the prompt's tokens, stream a story of at most `max_tokens` tokens, and print its
+def tell_story(args: EngineArgs, max_tokens: int) -> None:
+    """Load the model, show PROMPT's tokens, stream a story of at most `max_tokens` tokens, and print its
     speed. Raises CheckpointError or ValueError if the model, an option or `max_tokens` is refused.
     """
     console = Console()
@@ -26,15 +26,16 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     with loading(args.model):
         llm = LLM(**vars(args))
     _show_model(console, args, llm)
-    prompt_ids = llm.tokenizer.encode(prompt)
+    prompt_ids = llm.tokenizer.encode(PROMPT)
     console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
     console.print(coloured(llm.tokenizer, prompt_ids))
-    output = _stream_story(console, llm, prompt, max_tokens)
+    output = _stream_story(console, llm, max_tokens)
     _show_speed(console, output, len(prompt_ids), max_tokens)
     console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")
 
 
 def _show_model(console: Console, args: EngineArgs, llm: LLM) -> None:
+    """Print the model's sizes, and how long it took to load."""
     config = llm.config
     console.print(
         f"[bold]1. Model[/]   {args.model}: {config.model_type}, {config.num_layers} layers, "
@@ -43,15 +44,15 @@ def _show_model(console: Console, args: EngineArgs, llm: LLM) -> None:
     )
 
 
-def _stream_story(console: Console, llm: LLM, prompt: str, max_tokens: int) -> RequestOutput:
+def _stream_story(console: Console, llm: LLM, max_tokens: int) -> RequestOutput:
     """Print the prompt and the story as it comes. Returns the last output, which has the whole story."""
     console.print(
         "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
     )
-    console.print(prompt, style="bold", end="", highlight=False)
+    console.print(PROMPT, style="bold", end="", highlight=False)
     num_printed = 0  # characters
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
+    for output in llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens)):
         text = output.outputs[0].text
         # Console.print takes longer for a token than the model does.
         print(for_stdout(text[num_printed:]), end="", flush=True)
@@ -61,6 +62,7 @@ def _stream_story(console: Console, llm: LLM, prompt: str, max_tokens: int) -> R
 
 
 def _show_speed(console: Console, output: RequestOutput, num_prompt_tokens: int, max_tokens: int) -> None:
+    """Print the story's length, why it ended, and how fast it came."""
     stats = output.stats
     assert stats is not None  # every output of an engine has them
     story = output.outputs[0]

@@ -8,7 +8,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import httpx
 
@@ -162,9 +161,11 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
             has_done = True
             continue
         chunk = _parse_chunk(data)
-        has_error |= chunk.has_error
-        if chunk.usage is not None:
-            record.prompt_tokens, record.tokens = chunk.usage
+        has_error = has_error or chunk.has_error
+        if chunk.prompt_tokens is not None:
+            record.prompt_tokens = chunk.prompt_tokens
+        if chunk.output_tokens is not None:
+            record.tokens = chunk.output_tokens
         finish_reasons |= chunk.finish_reasons
         for piece in chunk.pieces:
             pieces.append(piece)
@@ -180,35 +181,46 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
         record.outcome = OK
 
 
-class _Chunk(NamedTuple):
+@dataclass
+class _Chunk:
     """What an event says."""
 
     has_error: bool
-    usage: tuple[int | None, int | None] | None  # (prompt's tokens, output's tokens)
-    finish_reasons: set[str]
-    pieces: list[str]  # of text, none empty
+    prompt_tokens: int | None = None  # None: the event does not say it
+    output_tokens: int | None = None  # None: the event does not say it
+    finish_reasons: set[str] = field(default_factory=set)
+    pieces: list[str] = field(default_factory=list)  # of text, none empty
 
 
 def _parse_chunk(data: bytes) -> _Chunk:
     """Parse an event's JSON. Raises GarbledStream if it is not JSON, or has not OpenAI's fields."""
     try:
-        chunk = parse_json(data)
-        choices = chunk.get("choices") or ()
-        usage = chunk.get("usage")
+        event = parse_json(data)
+        chunk = _Chunk(has_error="error" in event)
+        usage = event.get("usage")
         if usage:
-            usage = token_count(usage["prompt_tokens"]), token_count(usage["completion_tokens"])
-        reasons = {choice.get("finish_reason") for choice in choices} - {None}
-        pieces = [piece for choice in choices if (piece := piece_of(choice))]
+            chunk.prompt_tokens = token_count(usage["prompt_tokens"])
+            chunk.output_tokens = token_count(usage["completion_tokens"])
+        for choice in event.get("choices") or ():
+            reason, piece = choice.get("finish_reason"), piece_of(choice)
+            if reason is not None:
+                chunk.finish_reasons.add(reason)
+            if piece:
+                chunk.pieces.append(piece)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise GarbledStream(str(error)) from error
-    return _Chunk("error" in chunk, usage or None, reasons, pieces)
+    return chunk
 
 
 def piece_of(choice: dict) -> str | None:
     """The piece of text in a choice of a completion's event, or of a chat's. None or "" if it has none.
     Raises TypeError if it is no text.
     """
-    piece = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
+    if "text" in choice:
+        piece = choice["text"]
+    else:
+        delta = choice.get("delta") or {}
+        piece = delta.get("content")
     if not isinstance(piece, str | None):
         raise TypeError(f"a piece of text is {type(piece).__name__}")
     return piece

@@ -56,8 +56,9 @@ class LatencyLimits:
         return True
 
     def __str__(self) -> str:
-        limits = [(name, getattr(self, name)) for name in LATENCIES]
-        return ",".join(f"{name}={value:g}" for name, value in limits if value is not None)
+        """The limits as `parse` reads them."""
+        limits = {name: getattr(self, name) for name in LATENCIES}
+        return ",".join(f"{name}={value:g}" for name, value in limits.items() if value is not None)
 
 
 def spread(values: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float] | None:

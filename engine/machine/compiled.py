@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 COMPILER_TIMEOUT = 120  # seconds
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
@@ -34,30 +35,37 @@ def load(source: Path, *flags: str) -> ctypes.CDLL | None:
     Returns None if there is no such library; `why_not` gives the reason. The first call compiles the file.
     Later calls with the same arguments return the same object.
     """
-    return _loaded(source, flags)[0]
+    return _loaded(source, flags).library
 
 
 def why_not(source: Path, *flags: str) -> str:
     """Why `load` returns None for these arguments, in one line; "" if `load` returns a library."""
-    return _loaded(source, flags)[1]
+    return _loaded(source, flags).why_not
+
+
+class _Loaded(NamedTuple):
+    """A library, or the reason why there is none."""
+
+    library: ctypes.CDLL | None
+    why_not: str = ""
 
 
 @cache
-def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, str]:
-    """(library, ""), or (None, the reason why there is no library)."""
+def _loaded(source: Path, flags: tuple[str, ...]) -> _Loaded:
+    """The library of `source`, from the cache or compiled now."""
     try:
         command = [*compiler(), *FLAGS, *flags]
         folder, name = _folder(), _name(source, command)
         for library in folder.glob(f"{name}-*.so"):
             if library.name == _cached_name(name, library):  # loading a damaged file may kill the process
-                return ctypes.CDLL(str(library)), ""
-        return _compile(source, command, folder, name), ""
+                return _Loaded(ctypes.CDLL(str(library)))
+        return _Loaded(_compile(source, command, folder, name))
     except subprocess.CalledProcessError as error:
-        reasons = [line for line in error.stderr.splitlines() if "error" in line]
-        reasons.append(f"{command[0]} exited with {error.returncode}")
-        return None, reasons[0]
+        reason = f"{command[0]} exited with {error.returncode}"
+        errors = [line for line in error.stderr.splitlines() if "error" in line]
+        return _Loaded(None, errors[0] if errors else reason)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
+        return _Loaded(None, str(error))
 
 
 def compiler() -> list[str]:
@@ -84,9 +92,10 @@ def _name(source: Path, command: list[str]) -> str:
     command, and the processor, because `-march=native` compiles for this processor alone.
     """
     lines = CPU.read_text("utf-8", errors="replace").splitlines() if CPU.exists() else []
-    features = {line for line in lines if line.startswith(("flags", "Features"))}
+    features = {line for line in lines if line.startswith(("flags", "Features"))}  # a set: cores are alike
     depends_on = [source.read_text("utf-8"), *command, platform.machine(), platform.processor()]
-    return f"{source.stem}-{_digest(chr(0).join([*depends_on, *sorted(features)]).encode())}"
+    depends_on += sorted(features)
+    return f"{source.stem}-{_digest(chr(0).join(depends_on).encode())}"
 
 
 def _cached_name(name: str, library: Path) -> str:

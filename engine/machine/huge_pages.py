@@ -53,8 +53,9 @@ def _writable_regions() -> list[Region]:
     regions = []
     # The name of a mapped file need not be UTF-8, and does not matter here.
     for line in MAPS.read_text("utf-8", errors="replace").splitlines():
-        addresses, rights, _, _, _, *name = line.split()
-        if rights.startswith("rw") and name in ([], ["[heap]"]):
+        addresses, rights, _offset, _device, _inode, *name = line.split()
+        is_without_file = not name or name == ["[heap]"]
+        if rights.startswith("rw") and is_without_file:
             start, end = addresses.split("-")
             regions.append((int(start, 16), int(end, 16)))
     return regions

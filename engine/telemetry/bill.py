@@ -68,14 +68,17 @@ class ApiPrice:
                 f"api_price={text!r}: three amounts are accepted, {','.join(PAID_KINDS)}, in dollars for a "
                 "million tokens"
             )
-        dollars = (
-            amount(f"api_price ({kind})", part) for kind, part in zip(PAID_KINDS, amounts, strict=True)
-        )
-        return cls(*dollars)
+        dollars = {}
+        for kind, text_of_kind in zip(PAID_KINDS, amounts, strict=True):
+            dollars[kind] = amount(f"api_price ({kind})", text_of_kind)
+        return cls(**dollars)
 
     def of(self, tokens: Mapping[str, int]) -> Fraction:
         """The price of `tokens` (kind -> number of tokens), in dollars."""
-        return sum((getattr(self, kind) * tokens[kind] for kind in PAID_KINDS), Fraction(0)) / 10**6
+        million_fold = (
+            self.cached * tokens["cached"] + self.input * tokens["input"] + self.output * tokens["output"]
+        )
+        return million_fold / 10**6
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Bill:
 
     @property
     def total_ns(self) -> int:
+        """All the time since the start, in nanoseconds."""
         return sum(self.ns.values())
 
     @property
@@ -99,7 +103,9 @@ class Bill:
     @property
     def utilization(self) -> float:
         """The share of the time that requests pay for, from 0 to 1; 0 before any time has passed."""
-        return sum(self.ns[kind] for kind in PAID_KINDS) / (self.total_ns or 1)
+        if not self.total_ns:
+            return 0.0
+        return sum(self.ns[kind] for kind in PAID_KINDS) / self.total_ns
 
     @property
     def per_output_token(self) -> Fraction | None:

@@ -27,6 +27,7 @@ class Account:
     """What one request of a user has used so far, all its n samples together."""
 
     request_id: str
+    # Nanoseconds and tokens by kind (PAID_KINDS).
     ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
     open_samples: int = 0  # samples that have not ended
@@ -34,6 +35,7 @@ class Account:
 
     @property
     def total_ns(self) -> int:
+        """Nanoseconds of all kinds."""
         return sum(self.ns.values())
 
 
@@ -71,14 +73,15 @@ class CostMeter(Listener):
         self._lock = threading.Lock()  # between the engine's thread and readers
         self.started = self._now()  # in nanoseconds of `clock`
         self._charged_until = self.started  # all time before this moment is charged
-        # kind -> nanoseconds. The last kind, under_way, is not kept: `read` computes it.
-        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)
+        # kind -> nanoseconds. `read` computes `under_way`, which is not kept.
+        self._ns = {kind: 0 for kind in (*PAID_KINDS, *UNPAID_KINDS) if kind != "under_way"}
         self._tokens = dict.fromkeys(PAID_KINDS, 0)
         self._num_ended = 0  # requests
         self._samples: dict[str, MeteredSample] = {}  # by the sample's id
         self._accounts: dict[str, Account] = {}  # by the request's id, until all its samples have ended
 
     def _now(self) -> int:
+        """The time in nanoseconds of `clock`."""
         return nanoseconds(self._clock())
 
     def _take_uncharged(self, until: int) -> int:

@@ -5,7 +5,7 @@ add up to the bill once `end` was called.
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from engine.core.llm_engine import LLMEngine
 from engine.telemetry.bill import ApiPrice, Bill, Price
@@ -39,7 +39,8 @@ class CostAccounting:
         price_per_hour: see `Price.parse`. api_price: see `ApiPrice.parse`. cost_log: the path of the log.
         cost_weights: see `parse_weights`.
 
-        Raises ValueError if a text is not accepted, or if another text is given without a price.
+        Raises ValueError if a text is not accepted, if the log cannot be opened, or if another text is given
+        without a price.
         """
         if price_per_hour is None:
             others = {"api_price": api_price, "cost_log": cost_log, "cost_weights": cost_weights}
@@ -72,10 +73,10 @@ class CostAccounting:
 
 
 def parse_weights(text: str) -> Weights:
-    """From a text of the form "input,output,held", whole nanoseconds. Raises ValueError for other texts."""
-    names = [field.name for field in fields(Weights)]
-    numbers = [number.strip() for number in text.split(",")]
-    are_whole = all(re.fullmatch("[0-9]{1,10}", number) for number in numbers)
-    if len(numbers) != len(names) or not are_whole:
-        raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as {','.join(names)}")
-    return Weights(*map(int, numbers))
+    """From a text of the form "input,output,held", whole nanoseconds. Raises ValueError for other texts, and
+    for a weight out of range.
+    """
+    numbers = re.fullmatch(r"\s*([0-9]{1,10})\s*,\s*([0-9]{1,10})\s*,\s*([0-9]{1,10})\s*", text)
+    if numbers is None:
+        raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as input,output,held")
+    return Weights(input=int(numbers[1]), output=int(numbers[2]), held=int(numbers[3]))

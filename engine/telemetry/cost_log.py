@@ -119,8 +119,10 @@ class CostLog:
         ]
         try:
             self._append(_csv_line(cells))
-        except (OSError, ValueError) as error:  # ValueError: a step ended after `close`
-            logger.error("cost log: a line is lost: %s", getattr(error, "strerror", None) or error)
+        except OSError as error:
+            logger.error("cost log: a line is lost: %s", error.strerror or error)
+        except ValueError as error:  # a step ended after `close`
+            logger.error("cost log: a line is lost: %s", error)
 
     def _append(self, line: bytes) -> None:
         """Write all of `line`, or nothing: half a line would corrupt the next line.

@@ -21,7 +21,9 @@ WINDOW = 30  # in seconds: each percentile covers the observations of this windo
 MAX_SAMPLES = 4096
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 KINDS = ("ttft", "tpot")  # kinds of samples: time to first token, time per output token, in seconds
-PercentileCache = dict[tuple[str, int], list[float] | None]  # (kind, second) -> PERCENTILES
+Percentiles = dict[str, float | None]  # a name in PERCENTILES -> seconds; None if there is no sample
+NO_PERCENTILES: Percentiles = dict.fromkeys(PERCENTILES)
+PercentileCache = dict[tuple[str, int], Percentiles]  # by kind and second
 
 
 class Point(NamedTuple):
@@ -67,31 +69,28 @@ class HistorySnapshot:
         for second in seconds:
             _, point = self.points[bisect_right(recorded_seconds, second) - 1]
             points.append(point)
-        for i, name in enumerate(Point._fields):
-            columns[name] = [round(point[i], 4) for point in points]
+        for name in Point._fields:
+            columns[name] = [round(getattr(point, name), 4) for point in points]
         for kind in KINDS:
             rows = [self._percentiles(kind, second) for second in seconds]
-            columns[kind] = {}
-            for i, name in enumerate(PERCENTILES):
-                columns[kind][name] = [None if row is None else row[i] for row in rows]
+            columns[kind] = {name: [row[name] for row in rows] for name in PERCENTILES}
         self._forget_percentiles_before(seconds[0])
         return columns
 
-    def _percentiles(self, kind: str, second: int) -> list[float] | None:
-        """PERCENTILES of a kind's samples in the window that ends with `second`; None if none is kept."""
+    def _percentiles(self, kind: str, second: int) -> Percentiles:
+        """The percentiles of a kind's samples in the window that ends with `second`."""
         key = kind, second
-        try:
-            return self.percentile_cache[key]  # may be None
-        except KeyError:  # not computed yet, or removed by another reader just now
-            pass
+        cached = self.percentile_cache.get(key)  # None: not computed yet, or removed by another reader
+        if cached is not None:
+            return cached
         samples, window_end = self.samples[kind], self.start + second + 1
         # A tuple of a time alone sorts before every (time, value) of the same time.
         first = bisect_left(samples, (window_end - self.window,))
         end = bisect_left(samples, (window_end,))
         values = sorted(value for _, value in samples[first:end])
-        percentiles = None
+        percentiles = NO_PERCENTILES
         if values:
-            percentiles = [round(percentile(values, q), 6) for q in PERCENTILES.values()]
+            percentiles = {name: round(percentile(values, q), 6) for name, q in PERCENTILES.items()}
         # Only a later sample says that no other can come for this window: a step's tokens are sampled a
         # moment after their time.
         if end < len(samples):

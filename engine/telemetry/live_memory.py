@@ -6,7 +6,7 @@ lists; the counting is left to whoever reads the copy, in another thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,10 +47,13 @@ class BlocksCopy:
             "kept": is_known & (references == 0),
         }
         size = cell_size(len(references))
-        starts = np.arange(0, len(references), size)
-        cells = {name: np.add.reduceat(state, starts, dtype=int).tolist() for name, state in states.items()}
+        starts = np.arange(0, len(references), size)  # the first block of each cell
+        totals: dict[str, int] = {}
+        cells: dict[str, list[int]] = {}
+        for name, state in states.items():
+            totals[name] = int(state.sum())
+            cells[name] = np.add.reduceat(state, starts, dtype=int).tolist()
         cells["references"] = np.maximum.reduceat(references, starts).tolist()
-        totals = {name: int(state.sum()) for name, state in states.items()}
         return {"total": len(references), "cell_size": size, **totals, "cells": cells}
 
 
@@ -59,7 +62,7 @@ class MemoryCopy:
     """A cache at one moment. Any thread may read it."""
 
     unit: Literal["block", "slot", "token"]  # what the memory is given away in
-    unit_tokens: int  # tokens for which a block or a slot has room
+    unit_tokens: int  # tokens for which such a unit has room
     tokens_held: int  # tokens for which sequences have room reserved; a shared block counts once
     tokens_total: int  # tokens for which the cache has room
     tokens_unused: int  # tokens for which sequences have room, but no keys and values yet
@@ -92,25 +95,39 @@ def copy_memory(cache: KVCacheManager, running: Sequence[Request]) -> MemoryCopy
     only the totals are known. Must be called in the engine's thread, between two steps.
     """
     usage = cache.usage()
-    held, total = usage.tokens_held, usage.tokens_total
     num_computed = sum(request.num_computed_tokens for request in running)
+    memory = MemoryCopy(
+        unit="token",
+        unit_tokens=1,
+        tokens_held=usage.tokens_held,
+        tokens_total=usage.tokens_total,
+        tokens_unused=max(0, usage.tokens_held - num_computed),
+        blocks=None,
+    )
     if isinstance(cache, PagedCache):
         num_blocks = sum(len(cache.allocations[request.id].table) for request in running)
-        unused = max(0, num_blocks * cache.block_size - num_computed)
-        blocks = BlocksCopy(cache.blocks.references.copy(), cache.prefixes.blocks())
-        swap = BlocksCopy(cache.swap.blocks.references.copy(), []) if cache.swap.blocks.num_blocks else None
-        return MemoryCopy("block", cache.block_size, held, total, unused, blocks, swap)
-    unused = max(0, held - num_computed)
+        swap = None
+        if cache.swap.blocks.num_blocks:
+            swap = BlocksCopy(cache.swap.blocks.references.copy(), known=[])
+        return replace(
+            memory,
+            unit="block",
+            unit_tokens=cache.block_size,
+            tokens_unused=max(0, num_blocks * cache.block_size - num_computed),
+            blocks=BlocksCopy(cache.blocks.references.copy(), cache.prefixes.blocks()),
+            swap=swap,
+        )
     if isinstance(cache, SlotCache):
         references = [0] * cache.num_slots
         for slot in cache.slot_of.values():
             references[slot] = 1
-        return MemoryCopy("slot", cache.slot_tokens, held, total, unused, BlocksCopy(references, []))
-    return MemoryCopy("token", 1, held, total, unused, None)
+        blocks = BlocksCopy(references, known=[])
+        return replace(memory, unit="slot", unit_tokens=cache.slot_tokens, blocks=blocks)
+    return memory
 
 
 def copy_table(cache: KVCacheManager, request: Request) -> TableCopy:
-    """Where the tokens of a request lie now."""
+    """Where the tokens of a request lie now: nowhere, if it holds no memory."""
     if isinstance(cache, PagedCache) and request.id in cache.allocations:
         allocation = cache.allocations[request.id]
         held = allocation.table.blocks[allocation.num_blocks_given_back :]

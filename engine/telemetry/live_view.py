@@ -96,11 +96,10 @@ class LiveView(Listener):
             "seats": scheduler.max_num_seqs if isinstance(scheduler, ContinuousScheduler) else None,
             "budget": self._budget(),
         }
-        requests = [
-            self._row(self._tracked[request.id])
-            for request in [*running[:MAX_RUNNING], *waiting[:MAX_WAITING]]
-            if request.id in self._tracked  # otherwise it came before the view was made
-        ]
+        requests = []
+        for request in running[:MAX_RUNNING] + waiting[:MAX_WAITING]:
+            if request.id in self._tracked:  # otherwise it came before the view was made
+                requests.append(self._row(self._tracked[request.id]))
         memory = copy_memory(scheduler.cache, running)
         steps, events = list(self._steps), list(self._events)
         return EngineSnapshot(self._clock() - start, sizes, memory, requests, steps, events)
@@ -199,14 +198,17 @@ class LiveView(Listener):
             num_new = num_outputs - tracked.num_outputs
             tracked.num_outputs, tracked.step = num_outputs, record.number
             tracked.computed, tracked.new = computed, num_new
-            tracked.checked = computed - 1 if is_output else 0
+            tracked.checked = 0
             if is_output:
+                tracked.checked = computed - 1
                 kept = max(0, num_new - 1)
                 tokens["output"] += 1
                 tokens["kept"] += kept
                 tokens["refused"] += tracked.checked - kept
+            elif tracked.request.num_preemptions:
+                tokens["again"] += computed
             else:
-                tokens["again" if tracked.request.num_preemptions else "prompt"] += computed
+                tokens["prompt"] += computed
         size_and_time = {
             "number": record.number,
             "seconds": round(record.end - record.start, 6),

@@ -263,7 +263,7 @@ class EngineMetrics(Listener):
         yield "vllm:num_requests_running", "Requests that hold memory in the cache.", point.running
         yield "vllm:num_requests_waiting", "Requests in the queue.", point.waiting
         yield "vllm:kv_cache_usage_perc", "Share of the cache that is taken, 0 to 1.", point.kv_usage
-        _, total = host_memory()
+        total = host_memory().total
         if total is not None:
             yield "ruvon:host_memory_total_bytes", "Memory of this machine.", total
 
@@ -285,7 +285,7 @@ class EngineMetrics(Listener):
                     "waiting": point.waiting,
                     "kv_usage": point.kv_usage,
                     "memory": memory,
-                    "memory_total": host_memory()[1],
+                    "memory_total": host_memory().total,
                     "gpus": gpus(),
                 },
                 "totals": dict(self.counters),

@@ -68,7 +68,7 @@ class RankMetrics:
         the row of a process that has ended, the text says so.
         """
         processes = self.processes()
-        _, total = host_memory()
+        total = host_memory().total
         rows = []
         for process in processes:
             num_bytes = resident_bytes(process.process_id)

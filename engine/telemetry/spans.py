@@ -12,7 +12,6 @@ https://github.com/vllm-project/vllm.
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -44,15 +43,15 @@ class OpenRequest:
 class RequestSpans(Listener):
     """Makes a span of each request when it ends. The engine's thread calls the `on_…` methods."""
 
-    def __init__(self, processor: SpanProcessor, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`processor` gets the spans. `clock` returns seconds, and must be that of `Request.stats`."""
+    def __init__(self, processor: SpanProcessor) -> None:
+        """`processor` gets the spans."""
         resource = Resource.create({} if _environment_has_name() else {"service.name": "ruvon"})
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("ruvon", ruvon_version())
         self._propagator = TraceContextTextMapPropagator()
-        self._clock = clock
-        self._clock_offset = time.time() - clock()  # added to the clock's time, gives the time since 1970
+        # Seconds from 1970 to the 0 of `time.perf_counter`, the clock of all times here.
+        self._clock_offset = time.time() - time.perf_counter()
         self._open: dict[str, OpenRequest] = {}  # by `Request.id`
 
     def on_arrival(self, request: Request) -> None:
@@ -71,7 +70,7 @@ class RequestSpans(Listener):
         open_request = self._open.pop(request.id, None)
         if open_request is None:  # the request arrived before this listened
             return
-        ended = self._clock()
+        ended = time.perf_counter()
         parent = self._propagator.extract(request.trace_headers) if request.trace_headers else None
         span = self._tracer.start_span(
             SPAN_NAME,
@@ -85,6 +84,7 @@ class RequestSpans(Listener):
         span.end(self._nanoseconds(ended))
 
     def _nanoseconds(self, seconds: float) -> int:
+        """A time of `time.perf_counter`, in nanoseconds since 1970."""
         return int((seconds + self._clock_offset) * 1e9)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class RequestSpans(Listener):
 
 
 def _environment_has_name() -> bool:
-    """Whether the environment names the service. What `Resource.create` is given would win over it."""
+    """Whether the environment names the service. A name that `Resource.create` is given would replace it."""
     pairs = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
     names = {pair.partition("=")[0].strip() for pair in pairs}
     return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name" in names

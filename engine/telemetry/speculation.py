@@ -23,13 +23,13 @@ class SpeculationMetrics:
 
         Accepted tokens are also counted by their position in the draft, from 0.
         """
-        accepted = "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts."
-        for name, documentation, count in (
-            ("num_drafts", "Drafts: how often tokens were proposed.", self.tally.drafts),
-            ("num_draft_tokens", "Proposed tokens.", self.tally.proposed),
-            ("num_accepted_tokens", accepted, self.tally.accepted),
-        ):
-            yield families.counter(f"vllm:spec_decode_{name}", documentation, self.model_name, count)
+        tally, model_name = self.tally, self.model_name
+        text = "Drafts: how often tokens were proposed."
+        yield families.counter("vllm:spec_decode_num_drafts", text, model_name, tally.drafts)
+        text = "Proposed tokens."
+        yield families.counter("vllm:spec_decode_num_draft_tokens", text, model_name, tally.proposed)
+        text = "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts."
+        yield families.counter("vllm:spec_decode_num_accepted_tokens", text, model_name, tally.accepted)
         accepted_at = {str(position): count for position, count in enumerate(self.tally.accepted_at)}
         yield families.counter_by(
             "position",

@@ -39,8 +39,10 @@ class StatLog:
         self._closed.set()
 
     def _run(self) -> None:
+        """Write the lines. The thread runs this until `close`."""
         while not self._closed.wait(INTERVAL):
-            if line := self.line():
+            line = self.line()
+            if line is not None:
                 self._write(line)
 
     def line(self) -> str | None:

@@ -53,7 +53,7 @@ class RequestRow:
     number: int  # from 1
     request: Request
     end: int  # of the last slice, or the arrival
-    num_known: int  # tokens of the prompt; after a preemption, of prompt and output
+    num_known: int  # tokens of the prompt; after a preemption, those of prompt and output when it came
     gaps: list[Gap]  # while a step is under way there may be two: one before the step, and one behind it
     num_outputs: int = 0  # output tokens so far
 
@@ -78,14 +78,13 @@ class Trace(Listener):
         block_size: int = 1,
         budget: Callable[[], int] | None = None,
         about: Mapping[str, object] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`file`: as `open_trace` opens it. `block_size`: tokens in a block of the cache. `budget`: the most
         tokens that a step may have now; None if steps have no budget. `about`: what else the trace's first
-        moment says, as JSON values. `clock` returns seconds, and must be that of the engine's StepRecords.
+        moment says, as JSON values.
         """
         self.file, self._cache, self._block_size, self._budget = file, cache, block_size, budget
-        self._clock, self._start = clock, clock()
+        self._start = time.perf_counter()  # the clock of StepRecords
         self._rows: dict[str, RequestRow] = {}  # by `Request.id`
         self._free_since: list[int | None] = []  # by row: when its last request ended; None while it has one
         self._last_landed = 0  # when the last step's tokens came
@@ -100,8 +99,12 @@ class Trace(Listener):
         atexit.register(self.close)
 
     def _micros(self, seconds: float) -> int:
-        """A time of the engine's clock, in microseconds since the trace began."""
+        """A time of `time.perf_counter`, in microseconds since the trace began."""
         return int((seconds - self._start) * 1e6)
+
+    def _now(self) -> int:
+        """Microseconds since the trace began."""
+        return self._micros(time.perf_counter())
 
     def on_arrival(self, request: Request) -> None:
         """Begin the request's outer slice, in a row that was free when it arrived: before this call."""
@@ -134,7 +137,7 @@ class Trace(Listener):
         """From now on the request's row says "preempted"."""
         row = self._rows.get(request.id)
         if row is not None:
-            row.gaps.append(Gap("preempted", self._micros(self._clock())))
+            row.gaps.append(Gap("preempted", self._now()))
             row.num_known = len(request.token_ids)
 
     def on_step(self, record: StepRecord) -> None:
@@ -259,9 +262,9 @@ class Trace(Listener):
 
     def _end_row(self, events: list[str], row: RequestRow, details: Mapping[str, object]) -> None:
         """End the request's outer slice, and before it what the request did last outside of steps."""
-        now = max(self._micros(self._clock()), row.end)
-        ends = [*(gap.since for gap in row.gaps[1:]), now]  # each gap ends where the next begins
-        for gap, end in zip(row.gaps, ends, strict=False):  # without a gap, `now` is left over
+        now = max(self._now(), row.end)
+        for i, gap in enumerate(row.gaps):
+            end = row.gaps[i + 1].since if i + 1 < len(row.gaps) else now  # where the next one begins
             events.append(slice_event(REQUESTS, row.number, gap.since, end, gap.name))
         events.append(trace_events.end_slice(REQUESTS, row.number, now, details))
         self._free_since[row.number - 1] = now
@@ -281,7 +284,7 @@ class Trace(Listener):
         for row in list(self._rows.values()):
             self._end_row(events, row, {"reason": "unfinished"})
         self._rows.clear()
-        events.append(trace_events.instant("end", self._micros(self._clock()), {"reason": reason}))
+        events.append(trace_events.instant("end", self._now(), {"reason": reason}))
         self.file.write(events)
         self.file.end()
 

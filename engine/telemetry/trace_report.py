@@ -7,7 +7,7 @@ as it is missing.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -116,11 +116,13 @@ def _add_event(event: Event, content: TraceContent, open_rows: dict[int, TracedR
     if kind == "i" and event["name"] == "end":
         content.end_reason = str(details["reason"])
     elif kind == "B":
-        request = open_rows[_whole_number(event["tid"])] = TracedRequest(start)
+        request = TracedRequest(start)
+        open_rows[_whole_number(event["tid"])] = request
         content.requests.append(request)
     elif kind == "E":
-        reason = details["reason"]
-        open_rows.pop(event["tid"]).reason = None if reason == "unfinished" else str(reason)
+        request = open_rows.pop(event["tid"])
+        if details["reason"] != "unfinished":
+            request.reason = str(details["reason"])
     elif kind == "X" and event["pid"] == REQUESTS:
         _add_request_slice(open_rows[event["tid"]], event["name"], start, end, details)
     elif kind == "X" and event["pid"] == ENGINE:
@@ -172,19 +174,27 @@ def trace_figures(content: TraceContent) -> dict[str, Any]:
     steps with tokens, however many tokens came at once, as in Part 11's metrics.
     """
     requests = content.requests
-    ran = [request for request in requests if request.num_steps]
+    waits: list[int] = []
+    first_tokens: list[int] = []  # microseconds from the arrival to the first tokens
     gaps: list[int] = []
-    for request in ran:
+    reasons: Counter[str] = Counter()
+    for request in requests:
+        if request.num_steps:
+            waits.append(request.waited)
+        if request.token_times:
+            first_tokens.append(request.token_times[0] - request.arrival)
         gaps += [later - earlier for earlier, later in pairwise(request.token_times)]
+        if request.reason is not None:
+            reasons[request.reason] += 1
     return {
         "seconds": content.last_time / 1e6,
         "end": content.end_reason,
         "requests": len(requests),
-        "ended": dict(sorted(Counter(r.reason for r in requests if r.reason).items())),
+        "ended": dict(sorted(reasons.items())),
         "output_tokens": sum(request.num_tokens for request in requests),
-        "time_to_first_token": spread(r.token_times[0] - r.arrival for r in ran if r.token_times),
+        "time_to_first_token": spread(first_tokens),
         "time_between_tokens": spread(gaps),
-        "queue_wait": spread(request.waited for request in ran),
+        "queue_wait": spread(waits),
         "step": _step_figures(content.steps.values()),
         "preemptions": sum(request.num_preemptions for request in requests),
         "counted": dict(sorted(content.counted.items())),
@@ -204,17 +214,18 @@ def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
         if step.start is not None and step.end is not None:
             landed.append(step)
             spans.append((step.start, step.end))
-    if not landed:
-        return None
     times, last_end = [], 0
     for start, end in sorted(spans):
         times.append(max(end - max(start, last_end), 0))
         last_end = max(last_end, end)  # a stranger's step may lie within another
+    spread_of_times = spread(times)
+    if spread_of_times is None:
+        return None
     total = max(sum(times), 1)  # steps in a stranger's trace may have taken no time
     fills = [step.tokens / step.budget for step in landed if step.budget]
     return {
-        **(spread(times) or {}),
-        "failed": sum(step.failed for step in landed),
+        **spread_of_times,
+        "failed": len([step for step in landed if step.failed]),
         "share_device": sum(step.device for step in landed) / total,
         "share_schedule": sum(step.schedule for step in landed) / total,
         "share_land": sum(step.land for step in landed) / total,
@@ -224,10 +235,10 @@ def _step_figures(steps: Collection[TracedStep]) -> dict[str, Any] | None:
     }
 
 
-def spread(micros: Iterable[int]) -> dict[str, float] | None:
+def spread(micros: Sequence[int]) -> dict[str, float] | None:
     """p50 and p95 in milliseconds, and the number of observations; None if there are none."""
-    values: Sequence[int] = sorted(micros)
-    if not values:
+    if not micros:
         return None
-    p50, p95 = (percentile(values, q) / 1e3 for q in (0.5, 0.95))
+    values = sorted(micros)
+    p50, p95 = percentile(values, 0.5) / 1e3, percentile(values, 0.95) / 1e3
     return {"p50": p50, "p95": p95, "count": len(values)}

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 
 from engine.wiring.engine_args import choices, union_members
 from engine.wiring.extensions import is_here
-from engine.wiring.neutral_options import NEUTRAL
+from engine.wiring.neutral_options import NEUTRAL, json_or_text
 
 
 def add_flags(parser: argparse.ArgumentParser, fields: Iterable[Field]) -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser, fields: Iterable[Field]) -> argpa
         settings = _argument_settings(field.type)
         parser.add_argument(_flag(field.name), default=field.default, help=help_text, **settings)
     for name, neutral in NEUTRAL.items():
-        settings = _argument_settings(bool) if neutral.is_switch else {"type": _neutral_value}
+        settings = _argument_settings(bool) if neutral.is_switch else {"type": json_or_text}
         parser.add_argument(_flag(name), default=neutral.values[0], help=argparse.SUPPRESS, **settings)
     return parser
 
@@ -50,11 +50,3 @@ def _argument_settings(kind: Any) -> dict[str, Any]:
         if number in members:
             return {"type": number}
     return {"type": str}
-
-
-def _neutral_value(text: str) -> Any:
-    """The value that a neutral option's text stands for: JSON (1, null, {}), or else the text itself."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

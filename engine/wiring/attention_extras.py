@@ -49,12 +49,14 @@ def make_extras_runner(
     from engine.execution.verifying import num_rows
     from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
-    # All rows are stored before any row attends, so a sequence may have several of them (Part 16).
-    step = ExtrasStep(model, list(memory.keys), list(memory.values))
-    max_rows = sizes.max_num_seqs
+    max_rows, max_new = sizes.max_num_seqs, 1
     if max_new_tokens > 1:
         max_rows = num_rows(max_rows, max_new_tokens, sizes.max_num_batched_tokens)
+        max_new = MAX_NEW_TOKENS
     V = model.config.vocab_size if has_head else 0
+    # One step for all numbers of rows. It stores all rows before any row attends, so a sequence may have
+    # several of them (Part 16).
+    step = ExtrasStep(model, list(memory.keys), list(memory.values))
     graphs = decode_graphs(lambda rows: step, last_tokens, memory, sizes, V, max_rows, in_flight)
-    way = GraphWay(graphs, V, max_new=MAX_NEW_TOKENS if max_new_tokens > 1 else 1)
+    way = GraphWay(graphs, V, max_new=max_new)
     return ModelRunner([way, eager], memory, last_tokens=last_tokens)

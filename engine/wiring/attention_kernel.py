@@ -28,7 +28,8 @@ def attention_kernel(
         return PYTORCH_KERNELS[name]
     if name not in NAMES:
         raise ValueError(f"attention={name!r}: {', '.join(NAMES)} are accepted")
-    if reason := why_no_triton(head_dim, torch.device(device), dtype):
+    reason = why_no_triton(head_dim, torch.device(device), dtype)
+    if reason:
         raise ValueError(f"attention='triton' {reason}; {', '.join(PYTORCH_KERNELS)} run here")
     if dtype.itemsize == 2 and torch.device(device).type == "cuda" and _capability(device) >= (9, 0):
         from engine.kernels.flash_prefill_tma import flash_prefill_tma

@@ -6,9 +6,8 @@ otherwise a ValueError says how much memory there is.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -94,13 +93,11 @@ def make_memory(
         )
     device, dtype = parameter.device, parameter.dtype
     kernel = attention_kernel(args.attention, config.head_dim, device, dtype)
-    make: Callable[[], Memory]
-    if args.kv_cache == "slots":
-        num_slots = min(sizes.max_num_seqs, available_bytes // (max_model_len * token_bytes))
-        make = partial(SlotMemory, config, num_slots, max_model_len, device, dtype, kernel)
-    else:
-        make = partial(
-            PageMemory,
+    try:
+        if args.kv_cache == "slots":
+            num_slots = min(sizes.max_num_seqs, available_bytes // (max_model_len * token_bytes))
+            return SlotMemory(config, num_slots, max_model_len, device, dtype, kernel)
+        return PageMemory(
             config,
             available_bytes // block_bytes,
             block_size,
@@ -110,7 +107,12 @@ def make_memory(
             num_swap_blocks=_num_swap_blocks(args, block_bytes),
             **_page_kernels(args.attention),
         )
-    return _allocate(make, args, available_bytes)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        swap = f" and swap_space={args.swap_space} GiB" if args.swap_space else ""
+        message = f"no memory for {available_bytes:,} bytes of keys and values{swap}: {error}"
+        raise ValueError(message) from None
 
 
 def plan_of(args: EngineArgs, memory: Memory, window: int | None = None) -> KVCacheManager:
@@ -136,19 +138,6 @@ def free_and_total_memory(device: torch.device) -> tuple[int, int]:
     total = sys.maxsize if total is None else total
     free = total if free is None else free
     return free, total
-
-
-def _allocate(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> Memory:
-    """The memory that `make` allocates. Raises ValueError if the allocation runs out of memory; `num_bytes`
-    is the size that the message names.
-    """
-    try:
-        return make()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        swap = f" and swap_space={args.swap_space} GiB" if args.swap_space else ""
-        raise ValueError(f"no memory for {num_bytes:,} bytes of keys and values{swap}: {error}") from None
 
 
 def _block_size(args: EngineArgs) -> int:

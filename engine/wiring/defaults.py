@@ -4,7 +4,6 @@ Defaults that depend on the model, such as `max_model_len`, are filled in where 
 (devices.py).
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -36,8 +35,10 @@ def with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
     if async_scheduling is None:
         async_scheduling = on_gpu
     max_num_seqs, max_num_batched_tokens = args.max_num_seqs, args.max_num_batched_tokens
-    if max_num_seqs is None:  # at most max_num_batched_tokens: each sequence needs a token in every step
-        max_num_seqs = min(GPU_SEQS if on_gpu else CPU_SEQS, max_num_batched_tokens or sys.maxsize)
+    if max_num_seqs is None:
+        max_num_seqs = GPU_SEQS if on_gpu else CPU_SEQS
+        if max_num_batched_tokens is not None:  # each sequence needs a token in every step
+            max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
     args = replace(

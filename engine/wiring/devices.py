@@ -132,8 +132,9 @@ def _load(
     rank: Rank | None = None,
     model_impl: str = AUTO,
 ) -> LanguageModel:
-    """The model, ready to run. On a CPU its weights lie on huge pages, as far as Linux has them. Raises
-    CheckpointError or ValueError as `load_devices` does.
+    """The model, ready to run, in `dtype`. On a CPU its weights lie on huge pages, as far as Linux has them.
+    `quantization`, `slots` and `rank`: as in `_transformed`. Raises CheckpointError or ValueError as
+    `load_one_device` does.
     """
     transform = partial(
         _transformed, args=args, sizes=sizes, quantization=quantization, slots=slots, rank=rank
@@ -187,11 +188,13 @@ def _transformed(
 
 
 def _refuse_large_adapters(slots: AdapterSlots, model: LanguageModel, args: EngineArgs) -> None:
-    """Raises ValueError if there is no memory for all slots of this model."""
+    """Raise ValueError if there is no memory for all slots of this model."""
     device = next(model.parameters()).device
-    available = available_memory()  # of a CPU; None if the system does not report it
+    available: int | None  # bytes; None if the system does not report it
     if device.type == "cuda":
         available, _ = free_and_total_memory(device)
+    else:
+        available = available_memory()
     needed = slots.num_bytes(model)
     if available is not None and needed > available:
         raise ValueError(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from engine.decoding.params import refuse_unknown_names
@@ -46,8 +46,14 @@ def _option(
     the command line. `completions` are values that a shell offers, which need not be all that are accepted.
     `extension` is the letter of the extension that brings the field: without it, only `default` is accepted.
     """
-    flag: dict[str, Any] = {"topic": topic, "help": help, "example": example, "completions": completions}
-    return field(default=default, metadata=flag | {"extension": extension})
+    metadata = {
+        "topic": topic,
+        "help": help,
+        "example": example,
+        "completions": completions,
+        "extension": extension,
+    }
+    return field(default=default, metadata=metadata)
 
 
 @take_neutral_options
@@ -195,9 +201,11 @@ class EngineArgs:
     def __post_init__(self) -> None:
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
-        if self.load_format == "dummy" and (folder := shape_folder(self.model)):
-            object.__setattr__(self, "model", folder)
-            object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
+        if self.load_format == "dummy":
+            folder = shape_folder(self.model)
+            if folder is not None:  # the model is one of those shapes that need no download
+                object.__setattr__(self, "model", folder)
+                object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
         self._check_values()
         self._check_combinations()
 
@@ -261,12 +269,12 @@ def _check_value(spec: Field, value: Any) -> None:
     accepted = choices(spec.type)
     if accepted and value not in accepted:
         raise ValueError(f"{spec.name}={value!r}: accepted are {', '.join(map(str, accepted))}")
-    may_be_none = type(None) in get_args(spec.type)
-    if value is not None or not may_be_none:
-        is_count = spec.type in (int, int | None) and spec.name != "seed"
+    members = union_members(spec.type)
+    if value is not None or NoneType not in members:
+        is_count = int in members and spec.name != "seed"  # all other whole numbers count something
         if is_count and not (_is_number(value, int) and value >= 1):
             raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-        if spec.type in (float, float | None) and not _is_number(value, int | float):
+        if float in members and not _is_number(value, int | float):
             raise ValueError(f"{spec.name}={value!r}: a number is accepted")
     letter = spec.metadata["extension"]
     if letter and value != spec.default and not is_here(letter):
@@ -296,7 +304,7 @@ def choices(kind: Any) -> tuple:
     accepted: list[Any] = []
     for member in members:
         accepted += choices(member)
-    if accepted and type(None) in members:
+    if accepted and NoneType in members:
         accepted.append(None)
     return tuple(accepted)
 

@@ -123,18 +123,21 @@ class LLM:
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         conversations = read_conversations(messages)
-        params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
-        parsed = []
-        for i, conversation in enumerate(conversations):
-            params = params_of_each[i]
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        given_params = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
+        parsed, params_of_each = [], []
+        for conversation, params in zip(conversations, given_params, strict=True):
             if continue_final_message:
-                params_of_each[i] = params_for_rest(params, conversation[-1]["content"])
+                params_of_each.append(params_for_rest(params, conversation[-1]["content"]))
+            else:
+                params_of_each.append(params)
             parsed.append(
                 conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
             )
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
-        return self._complete(parsed, None if sampling_params is None else params_of_each, use_tqdm)
+        return self._complete(parsed, params_of_each, use_tqdm)
 
     def stream(
         self,

@@ -87,12 +87,11 @@ def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
 
 
 def set_priorities(prompts: Sequence[ParsedPrompt], priority: Sequence[int] | None) -> None:
-    """Put each prompt's priority into its options. Raises ParameterError if there are not as many priorities
-    as prompts.
+    """Put each prompt's priority into its options. Raises ParameterError if a priority is no whole number, or
+    if there are not as many priorities as prompts.
     """
-    for prompt, prompt_priority in zip(
-        prompts, per_prompt("priority", priority, len(prompts), int), strict=True
-    ):
+    priorities = per_prompt("priority", priority, len(prompts), int)
+    for prompt, prompt_priority in zip(prompts, priorities, strict=True):
         if prompt_priority is not None:
             prompt.options["priority"] = prompt_priority
 
@@ -160,6 +159,7 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _is_text_part(part: Any) -> bool:
+    """Whether `part` is {"type": "text", "text": text}."""
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 

@@ -21,6 +21,7 @@ class Encoding(dict[str, Any]):
 
     @property
     def input_ids(self) -> Any:
+        """list[int] for one text, list[list[int]] for a list of texts."""
         return self["input_ids"]
 
 

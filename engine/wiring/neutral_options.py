@@ -5,6 +5,7 @@ A script written for vLLM often names an option with the value that asks for not
 so that no option is silently without effect. Imports no torch.
 """
 
+import json
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +23,11 @@ class Neutral(NamedTuple):
     def is_switch(self) -> bool:
         """Whether the option is a flag without a value: --name or --no-name."""
         return any(isinstance(value, bool) for value in self.values)
+
+    def accepts(self, value: Any) -> bool:
+        """Whether `value` is one of the accepted values. To Python, False equals 0; here it does not."""
+        is_bool = isinstance(value, bool)
+        return any(isinstance(known, bool) is is_bool and known == value for known in self.values)
 
 
 ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
@@ -85,7 +91,7 @@ def take_neutral_options(options_class: type[Options]) -> type[Options]:
     @wraps(init)
     def neutral_init(self: Options, *values: Any, **named_values: Any) -> None:
         for name in NEUTRAL.keys() & named_values.keys():
-            refuse_unless_neutral(name, named_values.pop(name))
+            _refuse_unless_neutral(name, named_values.pop(name))
         init(self, *values, **named_values)
 
     # mypy does not want a method to be assigned. A dataclass has an __init__, so this replaces it.
@@ -93,11 +99,18 @@ def take_neutral_options(options_class: type[Options]) -> type[Options]:
     return options_class
 
 
-def refuse_unless_neutral(name: str, value: Any) -> None:
+def _refuse_unless_neutral(name: str, value: Any) -> None:
     """Raise ValueError if `value` is not one of the accepted values of this option in NEUTRAL."""
     neutral = NEUTRAL[name]
-    # Types are compared, too, because False == 0 in Python. But 0.0 is accepted for 0.
-    if not any(type(value) in (type(accepted), float) and value == accepted for accepted in neutral.values):
+    if not neutral.accepts(value):
         values = " and ".join(map(repr, neutral.values))
         verb = "is" if len(neutral.values) == 1 else "are"
         raise ValueError(f"{name}={value!r}: {values} {verb} accepted: {neutral.reason}")
+
+
+def json_or_text(text: str) -> Any:
+    """The value that a flag's text stands for: that of its JSON (1, null, {}), or else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -120,16 +120,17 @@ def args_of(path: str | Path) -> EngineArgs:
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            recorded_args = json.loads(file.readline(MAX_HEADER_CHARACTERS))["about"]["args"]
-        names = {spec.name for spec in fields(EngineArgs)} - WATCHING
-        values = {name: value for name, value in recorded_args.items() if name in names}
-        Path(values["model"])  # raises KeyError or TypeError, caught below, if the model is not a path
+            header = json.loads(file.readline(MAX_HEADER_CHARACTERS))
+        recorded_args = header["about"]["args"]
+        names_a_model = isinstance(recorded_args["model"], str)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(
-            f"{path}: no recording: its first line does not say how the engine was made"
-        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON, or JSON of another form
+        names_a_model = False
+    if not names_a_model:
+        raise ValueError(f"{path}: no recording: its first line does not say how the engine was made")
+    names = {spec.name for spec in fields(EngineArgs)} - WATCHING
+    values = {name: value for name, value in recorded_args.items() if name in names}
     try:
         return EngineArgs(**values)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

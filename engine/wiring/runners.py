@@ -30,7 +30,7 @@ def make_runner(
     sum_parts: Callable[[torch.Tensor], torch.Tensor] | None = None,
     has_head: bool = True,
 ) -> ModelRunner:
-    """A runner for one model.
+    """A runner for one model. Raises ValueError as `make_extras_runner` does (Extension C).
 
     `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
     `in_flight` is the number of steps that may be submitted before the first one's result is read.
@@ -57,15 +57,14 @@ def make_runner(
 
     V = model.config.vocab_size if has_head else 0
     max_seqs = sizes.max_num_seqs
-
-    def graphs(make_steps: Callable, max_rows: int) -> "DecodeGraphs":
-        step_of = make_steps(model, memory, max_rows, sum_parts)
-        return decode_graphs(step_of, last_tokens, memory, sizes, V, max_rows, in_flight)
-
-    ways: list[Way] = [GraphWay(graphs(fastest_steps, max_seqs), V)]
+    step_of = fastest_steps(model, memory, max_seqs, sum_parts)
+    graphs = decode_graphs(step_of, last_tokens, memory, sizes, V, max_seqs, in_flight)
+    ways: list[Way] = [GraphWay(graphs, V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MAX_NEW_TOKENS))
+        step_of = verifying_steps(model, memory, max_rows, sum_parts)
+        graphs = decode_graphs(step_of, last_tokens, memory, sizes, V, max_rows, in_flight)
+        ways.append(GraphWay(graphs, V, max_new=MAX_NEW_TOKENS))
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
@@ -79,8 +78,9 @@ def decode_graphs(
     max_rows: int,
     in_flight: int,
 ) -> "DecodeGraphs":
-    """Graphs of steps of at most `max_rows` rows, recorded if the memory is on a GPU. `vocab_size` is 0 if
-    the steps give no logits. `in_flight` is as in `make_runner`.
+    """Graphs of steps of at most `max_rows` rows, recorded if the memory is on a GPU. `step_of` gives the
+    step that computes a number of rows. `vocab_size` is 0 if the steps give no logits. `in_flight` is as in
+    `make_runner`.
     """
     from engine.execution.graphs import DecodeGraphs
 

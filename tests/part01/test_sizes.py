@@ -117,9 +117,9 @@ def test_available_memory_is_what_programs_may_still_take(monkeypatch, tmp_path)
     monkeypatch.setattr(host_memory, "CGROUPS", ())
     assert host_memory.available_memory() == 520 * 1024
     meminfo.unlink()  # as on macOS
-    monkeypatch.setattr(host_memory, "host_memory", lambda: (None, 7))
+    monkeypatch.setattr(host_memory, "host_memory", lambda: host_memory.HostMemory(None, 7))
     assert host_memory.available_memory() == 7
-    monkeypatch.setattr(host_memory, "host_memory", lambda: (None, None))
+    monkeypatch.setattr(host_memory, "host_memory", lambda: host_memory.HostMemory(None, None))
     assert host_memory.available_memory() is None
 
 
@@ -134,7 +134,7 @@ def test_a_container_has_what_its_limit_leaves(monkeypatch, tmp_path, version):
     def write(name: str, text: str) -> None:
         (tmp_path / name).write_text(f"{text}\n")
 
-    in_folder = tuple((tmp_path, *names) for _, *names in host_memory.CGROUPS)
+    in_folder = tuple(cgroup._replace(folder=tmp_path) for cgroup in host_memory.CGROUPS)
     monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
     monkeypatch.setattr(host_memory, "CGROUPS", in_folder)
     write("memory.stat", f"anon 2000\n{prefix}inactive_file 300\n{prefix}active_file 96")

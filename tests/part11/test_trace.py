@@ -337,7 +337,7 @@ def test_a_step_right_behind_what_was_known_decodes_however_many_tokens_it_compu
         trace.on_preempt(engine._submissions["a"].samples[0])
     (record,) = recorder.records
     known = 8 + preempted  # the prompt, and the output token that a preemption has computed again
-    now = trace._clock()
+    now = time.perf_counter()
     moment = replace(record, number=2, start=now, end=now, schedule_seconds=0.0, execute_seconds=0.0)
     trace.on_step(replace(moment, tokens_computed=(3,), tokens_held=(known + 3,)))  # a token and two drafts
     engine.abort_request("a")

@@ -167,9 +167,9 @@ def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, caps
 
 def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys):
     lines = [
-        Finding("a", False, "", needed=True),
-        Finding("b", True, "", needed=True),
-        Finding("c", False, ""),
+        Finding("a", "", ok=False, needed=True),
+        Finding("b", "", needed=True),
+        Finding("c", "", ok=False),
     ]
     monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines)
     with pytest.raises(SystemExit) as caught:
@@ -182,7 +182,7 @@ def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys
 
 def test_what_the_doctor_says_is_no_markup(monkeypatch, capsys):
     says = "CC='[/x]': pip install 'ruvon[server]'"
-    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", False, says)])
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", says, ok=False)])
     assert says in said(capsys, "doctor")
 
 
@@ -263,5 +263,5 @@ def test_a_shell_completes_flags_and_their_values(words, completed):
 
 def test_a_path_that_is_longer_than_the_line_is_shown_whole(monkeypatch, capsys):
     path = "/x" * 200
-    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", False, path)])
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", path, ok=False)])
     assert "".join(said(capsys, "doctor").split()) == f"ano{path}", "and not with an ellipsis for its end"

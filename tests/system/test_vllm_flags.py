@@ -237,3 +237,11 @@ def test_a_streams_interval_reaches_the_engines_thread(adapters):
     args = EngineArgs(model="storyteller-draft", max_num_seqs=2, enable_lora=adapters)
     service = Service(args, ServeFlags(stream_interval=5))
     assert service.engine_thread.stream_interval == 5
+
+
+def test_a_neutral_number_may_have_a_point_on_the_command_line_as_in_python(monkeypatch):
+    assert built(monkeypatch, "--cpu-offload-gb", "0.0", "--max-logprobs=20.0") == EngineArgs(
+        cpu_offload_gb=0.0, max_logprobs=20.0
+    )
+    with pytest.raises(ValueError, match=r"trust_remote_code=0\.0: False is accepted"):
+        EngineArgs(trust_remote_code=0.0)

@@ -1,0 +1,63 @@
+"""vLLM's flags that do not exist here: accepted with a value that asks for nothing. Part 20's wiring."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from engine.cli.options import refusals, set_parameters, with_dashes
+from engine.wiring.neutral_options import Neutral, json_or_text
+
+HIDDEN = typer.Option(hidden=True)
+
+
+def takes_neutral_flags(name: str, table: Mapping[str, Neutral]) -> Callable[[Callable], Callable]:
+    """Decorate the command called `name`, so that it also takes the flags in `table`. The help does not show
+    them, and their values do not reach the command. A value that is not accepted ends the command with exit
+    status 1 and the reason.
+
+    A flag of this name that the command has itself is the command's.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        signature = inspect.signature(command)
+        neutral_flags = {flag: entry for flag, entry in table.items() if flag not in signature.parameters}
+
+        @wraps(command)
+        def from_flags(**flag_values: Any) -> None:
+            with refusals(name):
+                for flag, entry in neutral_flags.items():
+                    value = flag_values.pop(flag, None)
+                    if value is not None:  # the flag was given
+                        _refuse_unless_neutral(flag, value, entry)
+            command(**flag_values)
+
+        hidden = [_parameter(flag, entry) for flag, entry in neutral_flags.items()]
+        set_parameters(from_flags, [*signature.parameters.values(), *hidden])
+        return from_flags
+
+    return decorate
+
+
+def _parameter(flag: str, entry: Neutral) -> inspect.Parameter:
+    """The parameter from which typer makes a hidden flag; its value is None if the flag is not given."""
+    value_type: Any = bool if entry.is_switch else str
+    annotation = Annotated[value_type | None, HIDDEN]
+    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _refuse_unless_neutral(flag: str, given: bool | str, entry: Neutral) -> None:
+    """Raise ValueError if the value is not accepted. `given` is a bool for a switch, else a text."""
+    value = given if isinstance(given, bool) else json_or_text(given)
+    if entry.accepts(value):
+        return
+    as_given = f"--{with_dashes(flag)} {given}"
+    if isinstance(given, bool):
+        as_given = f"--{with_dashes(flag)}" if given else f"--no-{with_dashes(flag)}"
+    if entry.is_switch or entry.values == (None,):
+        raise ValueError(f"{as_given} is not accepted: {entry.reason}")
+    accepted = [value if isinstance(value, str) else json.dumps(value) for value in entry.values]
+    raise ValueError(f"{as_given}: {', '.join(accepted)} is accepted: {entry.reason}")
