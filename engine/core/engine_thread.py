@@ -74,12 +74,13 @@ class EngineThread:
 
         Raises EngineError if a step of the last run hangs in the old thread.
         """
-        if not self._running:
-            if self._thread and self._thread.is_alive():
-                raise EngineError("the engine has been stopped, and its last step has not come back")
-            self._running, self._stopping = True, False
-            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-            self._thread.start()
+        if self._running:
+            return
+        if self._thread and self._thread.is_alive():
+            raise EngineError("the engine has been stopped, and its last step has not come back")
+        self._running, self._stopping = True, False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the step loop, and abort unfinished requests.
@@ -91,7 +92,7 @@ class EngineThread:
         with suppress(EngineError):  # the loop has ended already
             self._command(self._stop)
         why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
-        if not self._has_ended(STOP_SECONDS, why):
+        if not self._wait_for_end(STOP_SECONDS, why):
             logger.critical(why)
 
     def fail(self, cause: BaseException) -> None:
@@ -107,11 +108,11 @@ class EngineThread:
         with suppress(EngineError):  # the loop has ended already
             self._command(raise_cause)
         if self._thread is not threading.current_thread():
-            self._has_ended(FAIL_SECONDS, f"the engine has ended: {error_text(cause)}")
+            self._wait_for_end(FAIL_SECONDS, f"the engine has ended: {error_text(cause)}")
 
-    def _has_ended(self, seconds: float, why: str) -> bool:
-        """Wait up to `seconds` for the thread to end. If it does not, return False, leave its step alone, and
-        raise EngineError(why) in all readers.
+    def _wait_for_end(self, seconds: float, why: str) -> bool:
+        """Wait up to `seconds` for the thread to end, and return whether it has ended. If not, its step is
+        left alone, and all readers get EngineError(why).
         """
         if self._thread is None:
             return True
@@ -151,9 +152,13 @@ class EngineThread:
             self._tell_of_refusal(request_id, error)
             raise
         mailbox = Mailbox(self._post())
+
+        def add() -> None:
+            self._add(request_id, samples, prompt, mailbox)
+
         return Reader(
             mailbox,
-            begin=lambda: self._command(lambda: self._add(request_id, samples, prompt, mailbox)),
+            begin=lambda: self._command(add),
             abort=lambda: self._leave(request_id, mailbox),
             tokens=sum(request.num_prompt_tokens + request.output.limit for request in samples),
         )
