@@ -57,8 +57,8 @@ class Spoilt:
         self.proposer, self.share, self._random = proposer, share, Random(0)
         self.max_positions, self.num_unread = proposer.max_positions, proposer.num_unread
 
-    def propose(self, texts, most) -> list[list[int]]:
-        made = self.proposer.propose(texts, most)
+    def propose(self, inputs) -> list[list[int]]:
+        made = self.proposer.propose(inputs)
         return [[1 if self._random.random() < self.share else own for own in drafts] for drafts in made]
 
 

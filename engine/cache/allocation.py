@@ -18,10 +18,8 @@ class Allocation:
     num_reserved: int = 0  # tokens for which the blocks have room, as of the last `reserve`; 0 before it
     num_committed: int = 0  # how many of the first tokens are known and computed; only these may be shared
     chain: list[Prefix] = field(default_factory=list)  # of the committed full blocks, in order
-    # What a draft model has computed (Part 16), and how many of the first blocks are noted in the prefix
-    # cache as computed by the draft model.
     draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
-    num_draft_blocks: int = 0
+    num_draft_blocks: int = 0  # how many of the first blocks the prefix cache knows as the draft model's, too
     # How many of the first blocks are given back, because no layer sees their tokens any more (Extension C).
     # The table keeps their numbers, so that token i still lies in block i // P of the table, but other
     # sequences may use these blocks now.

@@ -59,9 +59,11 @@ class ContiguousPages:
             pages = self._gathered_pages(batch.ids[0], blocks, context_len)
             layers = pages.flatten(0, 1)
             new_tokens = self._new_token_views(blocks, pages, context_len - T)
-        all_tokens, new = layers.unbind(), layers[:, -T:].unbind()  # the keys of L layers, then the values
+        # By layer: `layers` has the keys of L layers, then their values.
+        all_tokens, new = layers.unbind(), layers[:, -T:].unbind()
         L = len(new) // 2
-        keys, values, new_keys, new_values = all_tokens[:L], all_tokens[L:], new[:L], new[L:]  # by layer
+        keys, values = all_tokens[:L], all_tokens[L:]  # each [context_len, Hkv, Dh]
+        new_keys, new_values = new[:L], new[L:]  # each [T, Hkv, Dh]
         spans = Spans.of_one(T, context_len)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ class Invariants:
         twice, that it has room for the committed tokens, and that they fill each block of it that is shared.
         """
         table, P = allocation.table.blocks.tolist(), self.cache.block_size
-        last_table, last_blocks = self._last_tables.get(seq_id, (None, []))
-        if last_table is allocation.table:
+        if seq_id in self._last_tables:
+            last_table, last_blocks = self._last_tables[seq_id]
             _must(
-                table[: len(last_blocks)] == last_blocks,
+                last_table is not allocation.table or table[: len(last_blocks)] == last_blocks,
                 f"{seq_id}'s table was {last_blocks}, now {table}: tables only grow",
             )
         held = allocation.held

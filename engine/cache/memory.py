@@ -58,14 +58,15 @@ class PageMemory:
         self.memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, B, P, Hkv, Dh]
         swap_shape = (*shape[:2], num_swap_blocks, *shape[3:])
         self.swapped = torch.zeros(swap_shape, dtype=dtype, pin_memory=self.memory.is_cuda)
-        self.keys, self.values = (layers.unbind() for layers in self.memory)  # by layer: [B, P, Hkv, Dh]
+        keys, values = self.memory.unbind()  # [L, B, P, Hkv, Dh] each
+        self.keys, self.values = keys.unbind(), values.unbind()  # by layer: [B, P, Hkv, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
         self._decode, self._prefill, self._store = decode, prefill, store
         # On a CPU without `prefill`, a plan of blocks does not pay for a single sequence (contiguous.py), and
         # a few new tokens, row by row, cost less than gathering their sequence's keys for the varlen kernel.
-        on_cpu_alone = prefill is None and not self.memory.is_cuda
-        self._single_is_contiguous = on_cpu_alone
-        self._max_by_row = MAX_ROW_BY_ROW if on_cpu_alone else 1  # the most new tokens of such a sequence
+        self._single_is_contiguous = prefill is None and not self.memory.is_cuda
+        # The most new tokens of a sequence that is attended row by row.
+        self._max_by_row = MAX_ROW_BY_ROW if self._single_is_contiguous else 1
         self._contiguous = ContiguousPages(self.memory, kernel)
         self._num_copies = 0  # how many of the plan's copies are made; the plan numbers them from 0
 
@@ -85,7 +86,7 @@ class PageMemory:
                 self._contiguous.forget()
 
     def move(self, copy: Copy) -> None:
-        """Copy blocks, in all layers: within the device's memory, out to the host's memory, or back."""
+        """Copy blocks, in all layers: within the device's memory, out to the host's memory, or back in."""
         source = self.swapped if copy.kind == "in" else self.memory
         target = self.swapped if copy.kind == "out" else self.memory
         (source_blocks,) = on_device(source.device, copy.source)
@@ -150,7 +151,8 @@ class PageMemory:
         are_neighbours = rows[-1] - rows[0] + 1 == len(rows)
         if are_neighbours:
             return slice(int(rows[0]), int(rows[-1]) + 1)
-        return on_device(self.memory.device, rows)[0]
+        (index,) = on_device(self.memory.device, rows)
+        return index
 
     def _attend_sequences(self, pages: Pages, num_new: np.ndarray) -> Attend:
         """Attention of S sequences, each with several new tokens: num_new[S]. If all of them are prompts that

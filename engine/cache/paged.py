@@ -111,15 +111,22 @@ class PagedCache:
         """
         if seq.wants_every_row:
             return ComputedPrefix()
-        parent = None  # the allocation of the parent, if that is in the cache
         if seq.parent is not None:
             parent = self.allocations.get(seq.parent.id)
-        if seq.parent is None or parent is None or parent.num_blocks_given_back:
-            blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
-            chain = [self.prefixes.prefix(block) for block in blocks]
-            return ComputedPrefix(len(blocks) * self.block_size, blocks, chain)
+            if parent is not None and not parent.num_blocks_given_back:
+                return self._prefix_of_parent(seq, seq.parent.token_ids, parent)
+        blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
+        chain = [self.prefixes.prefix(block) for block in blocks]
+        return ComputedPrefix(len(blocks) * self.block_size, blocks, chain)
+
+    def _prefix_of_parent(
+        self, seq: CachedSequence, parent_ids: Sequence[int], parent: Allocation
+    ) -> ComputedPrefix | None:
+        """The first tokens that the sequence shares with its parent, whose tokens and allocation are given.
+        None if the parent still computes them.
+        """
         # The last token must be computed, for its logits, so it is never shared.
-        num_equal = _num_equal_first(seq.parent.token_ids, seq.token_ids)
+        num_equal = _num_equal_first(parent_ids, seq.token_ids)
         num_tokens = min(num_equal, len(seq.token_ids) - 1)
         # A decoding parent's newest token is known but not computed, hence the - 1. If more is missing, the
         # parent still computes the shared prompt.
@@ -188,7 +195,7 @@ class PagedCache:
 
     def _mark_draft_computed(self, allocation: Allocation, num_tokens: int) -> None:
         """Note in the prefix cache which of the full blocks a draft model has computed, too."""
-        start = allocation.num_draft_blocks
+        start = allocation.num_draft_blocks  # those before are noted
         end = min(allocation.draft_progress.num_tokens, num_tokens) // self.block_size
         if start < end:
             self.prefixes.mark_draft_computed(allocation.table.blocks[start:end].tolist())
@@ -224,9 +231,13 @@ class PagedCache:
         allocation = self.allocations[seq.id]
         num_committed = allocation.num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
-        is_complete = not allocation.num_blocks_given_back
-        may_swap = self._mode != "recompute" and not seq.wants_every_row and is_complete
-        if may_swap and num_committed >= min_tokens:
+        may_swap = (
+            self._mode != "recompute"
+            and num_committed >= min_tokens
+            and not seq.wants_every_row
+            and not allocation.num_blocks_given_back
+        )
+        if may_swap:
             blocks = allocation.table.blocks[: self.num_blocks_for(num_committed)].tolist()
             num_draft_tokens = min(allocation.draft_progress.num_tokens, num_committed)
             swapped = self.swap.put(seq.id, len(blocks), num_committed, num_draft_tokens)

@@ -62,7 +62,7 @@ class PrefixCache:
         return list(self._prefix)
 
     def prefix(self, block: int) -> Prefix:
-        """The prefix whose last tokens a known block holds."""
+        """The prefix whose last tokens a known block holds. Raises KeyError for any other block."""
         return self._prefix[block]
 
     def add(self, prefix: Prefix, block: int) -> Prefix:

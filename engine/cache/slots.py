@@ -5,7 +5,7 @@ argument. Part 12's pages waste less memory.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class SlotCache:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens
         self.draft_progress: dict[str, DraftProgress] = {}
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
-        self.slot_of: dict[str, int] = {}  # the slot of each admitted sequence, by its id
+        self.slot_of: dict[str, int] = {}  # by id of the admitted sequences
 
     def admit(self, seq: CachedSequence) -> int | None:
         """Take a free slot. Returns 0, since a new slot holds no token of the sequence, or None if no slot is
@@ -103,7 +103,8 @@ class SlotMemory:
         # because a mask hides any number behind a sequence's end except a NaN.
         shape = (2, config.num_layers, num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
         self._memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, N, Hkv, M, Dh]
-        self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
+        keys, values = self._memory.unbind()  # [L, N, Hkv, M, Dh] each
+        self.keys, self.values = keys.unbind(), values.unbind()  # by layer: [N, Hkv, M, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
         self._head_starts = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: token rows in a slot
         self._written: dict[int, int] = {}  # by slot: how many of its first tokens may not be zero
@@ -128,8 +129,9 @@ class SlotMemory:
         prompt_runs: list[list[_BatchPart]] = []
         others: list[_BatchPart] = []
         slots = batch.tables[:, 0].tolist()  # [S]
-        row_ranges = pairwise(batch.query_start)
-        for slot, (first_row, end_row), end in zip(slots, row_ranges, batch.context_lens, strict=True):
+        for s, slot in enumerate(slots):
+            first_row, end_row = batch.query_start[s], batch.query_start[s + 1]
+            end = batch.context_lens[s]
             part = _BatchPart(slot, first_row, end_row, end)
             self._clear(part)
             if part.num_new == 1:
@@ -171,8 +173,11 @@ class SlotMemory:
         kernel gets views of the slot, so nothing is copied.
         """
         slot = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
-        new_keys, new_values = (layers.unbind() for layers in slot[:, :, part.end - part.num_new :])
-        keys, values = (layers.unbind() for layers in slot)
+        all_keys, all_values = slot.unbind()  # [L, end, Hkv, Dh] each
+        first_new = part.end - part.num_new
+        # By layer: all tokens, and the new ones.
+        keys, values = all_keys.unbind(), all_values.unbind()
+        new_keys, new_values = all_keys[:, first_new:].unbind(), all_values[:, first_new:].unbind()
         spans = Spans.of_one(part.num_new, part.end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -211,13 +216,12 @@ class SlotMemory:
         their slots, at their positions.
         """
         _, Hkv, M, Dh = self.keys[0].shape
-        first_head = [
-            part.slot * Hkv * M + position
-            for part in parts
-            for position in range(part.end - part.num_new, part.end)
-        ]
         # Where each head of each new token goes, in one layer's keys seen as [N·Hkv·M, Dh].
-        rows = (np.array(first_head)[:, None] + self._head_starts).ravel()  # [T·Hkv]
+        first_head_rows: list[int] = []  # [T]
+        for part in parts:
+            slot_start = part.slot * Hkv * M
+            first_head_rows += range(slot_start + part.end - part.num_new, slot_start + part.end)
+        rows = (np.array(first_head_rows)[:, None] + self._head_starts).ravel()  # [T·Hkv]
         (index,) = on_device(self._memory.device, rows)
 
         def store(layer: int, k: Tensor, v: Tensor) -> None:
@@ -239,4 +243,5 @@ class _BatchPart(NamedTuple):
 
     @property
     def num_new(self) -> int:
+        """The number of the sequence's new tokens."""
         return self.end_row - self.first_row

@@ -47,7 +47,7 @@ class SwapSpace:
     def take(self, seq_id: str) -> SwappedSequence:
         """Remove and return a sequence that is swapped in. Its blocks are free at once: copies are made in
         the order in which they are planned, so this sequence is copied back before its blocks are written
-        again.
+        again. Raises KeyError for a sequence that is not here.
         """
         swapped = self.sequences.pop(seq_id)
         self.blocks.free(swapped.blocks)

@@ -122,7 +122,8 @@ class BeamSearch:
         Returns one output per search, in order. Raises RuntimeError if a step fails, and what `Adapters.key`
         raises. After the call, also after an error, the scheduler has no request, and all blocks are free.
         """
-        waiting, running = deque(searches), list[Search]()
+        waiting = deque(searches)
+        running: list[Search] = []
         try:
             for search in searches:  # an adapter that cannot be read is refused before anything is computed
                 self._adapter_key(search)
@@ -214,9 +215,8 @@ class BeamSearch:
             self.params.beam_width,
             lambda token_id: is_last or token_id in self.end_ids,
         )
-        search.answers.add(
-            (continuation.score, num_tokens, self._answer(search, continuation)) for continuation in ended
-        )
+        for continuation in ended:
+            search.answers.add(continuation.score, num_tokens, self._answer(search, continuation))
         if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
         forks = search.go_on(going_on)

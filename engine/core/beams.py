@@ -50,7 +50,7 @@ class Search:
         """
         last_beams, self.beams = self.beams, []
         tokens_before = [list(beam.request.token_ids) for beam in last_beams]
-        forks = list[Request]()
+        forks: list[Request] = []
         continued: set[int] = set()  # the indices of beams that go on in their own request
         for continuation in continuations:
             index, token_id = continuation.beam, continuation.token_id

@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
@@ -30,7 +29,6 @@ from engine.requests.request import Request, error_text
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")  # the types of what a command is called with
 SHORT_PROMPT = 1000  # characters or ids; tokenizing a shorter prompt costs less than a call in another thread
 MAX_PREPARING = 32  # constraints that wait to be compiled (Extension B)
 FAIL_SECONDS = 1  # how long `fail` waits for the current step
@@ -56,11 +54,11 @@ class EngineThread:
         """
         self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
-        # A reader gets each output up to that with its request's first token, later ones after this many new
-        # tokens each (of n samples: n times as many, in all samples together), and the last one at once.
-        self.stream_interval = 1  # Part 14 sets it
+        # A reader gets a further output after this many new tokens per sample. Outputs up to the first with a
+        # token, and the last output, are sent at once. Part 14 sets the number.
+        self.stream_interval = 1
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Guards `_running`, so that no command is queued once the thread has ended, `_uncalled` and `_posts`.
+        # Guards `_running` (no command is queued once the thread has ended), `_uncalled` and `_posts`.
         self._lock = threading.RLock()
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # by request id; only the engine's thread changes it
@@ -76,12 +74,13 @@ class EngineThread:
 
         Raises EngineError if a step of the last run hangs in the old thread.
         """
-        if not self._running:
-            if self._thread and self._thread.is_alive():
-                raise EngineError("the engine has been stopped, and its last step has not come back")
-            self._running, self._stopping = True, False
-            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-            self._thread.start()
+        if self._running:
+            return
+        if self._thread and self._thread.is_alive():
+            raise EngineError("the engine has been stopped, and its last step has not come back")
+        self._running, self._stopping = True, False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the step loop, and abort unfinished requests.
@@ -92,14 +91,9 @@ class EngineThread:
         """
         with suppress(EngineError):  # the loop has ended already
             self._command(self._stop)
-        if self._thread:
-            self._thread.join(STOP_SECONDS)
-            if self._thread.is_alive():
-                why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
-                logger.critical(why)
-                with self._lock:
-                    self._running = False
-                self._give_up(why)
+        why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
+        if not self._wait_for_end(STOP_SECONDS, why):
+            logger.critical(why)
 
     def fail(self, cause: BaseException) -> None:
         """End the step loop because no step can be computed any more. Any thread may call this.
@@ -113,13 +107,22 @@ class EngineThread:
 
         with suppress(EngineError):  # the loop has ended already
             self._command(raise_cause)
-        if self._thread is None or self._thread is threading.current_thread():
-            return
-        self._thread.join(FAIL_SECONDS)
-        if self._thread.is_alive():
-            with self._lock:
-                self._running = False
-            self._give_up(f"the engine has ended: {error_text(cause)}")
+        if self._thread is not threading.current_thread():
+            self._wait_for_end(FAIL_SECONDS, f"the engine has ended: {error_text(cause)}")
+
+    def _wait_for_end(self, seconds: float, why: str) -> bool:
+        """Wait up to `seconds` for the thread to end, and return whether it has ended. If not, its step is
+        left alone, and all readers get EngineError(why).
+        """
+        if self._thread is None:
+            return True
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            return True
+        with self._lock:
+            self._running = False
+        self._give_up(why)
+        return False
 
     async def __aenter__(self) -> "EngineThread":
         self.start()
@@ -146,13 +149,25 @@ class EngineThread:
         try:
             samples = await self._make_requests(request_id, prompt, params, **options)
         except (ParameterError, NoRoomError) as error:
-            with suppress(EngineError):
-                self._command(self.engine.listeners.tell, Listener.on_reject, request_id, error)
+            self._tell_of_refusal(request_id, error)
             raise
         mailbox = Mailbox(self._post())
-        begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
-        tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
-        return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
+
+        def add() -> None:
+            self._add(request_id, samples, prompt, mailbox)
+
+        return Reader(
+            mailbox,
+            begin=lambda: self._command(add),
+            abort=lambda: self._leave(request_id, mailbox),
+            tokens=sum(request.num_prompt_tokens + request.output.limit for request in samples),
+        )
+
+    def _tell_of_refusal(self, request_id: str, error: Exception) -> None:
+        """Have the engine's thread tell its listeners of a refused request."""
+        listeners = self.engine.listeners
+        with suppress(EngineError):  # the loop has ended, and nobody listens
+            self._command(lambda: listeners.tell(Listener.on_reject, request_id, error))
 
     async def _make_requests(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **options
@@ -162,7 +177,10 @@ class EngineThread:
         """
         for work in self.engine.slow_work(params):
             await self.preparing.call(work)
-        make = partial(self.engine.make_requests, request_id, prompt, params, **options)
+
+        def make() -> list[Request]:
+            return self.engine.make_requests(request_id, prompt, params, **options)
+
         if len(prompt) <= SHORT_PROMPT:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)
@@ -177,9 +195,10 @@ class EngineThread:
 
         def call() -> None:
             with self._lock:
-                has_failed = future not in self._uncalled  # `_give_up` has set an exception
-                self._uncalled.discard(future)
-            if has_failed or not future.set_running_or_notify_cancel():  # the latter if it was cancelled
+                if future not in self._uncalled:  # `_give_up` has set an exception
+                    return
+                self._uncalled.remove(future)
+            if not future.set_running_or_notify_cancel():  # the caller waits no more
                 return
             try:
                 future.set_result(function())
@@ -197,12 +216,12 @@ class EngineThread:
     async def abort(self, request_id: str) -> None:
         """Stop a request, if it runs or waits. Its reader gets a last output with finish reason "abort"."""
         with suppress(EngineError):  # the loop has ended, and the request with it
-            self._command(self._abort, request_id)
+            self._command(lambda: self._abort(request_id))
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
         """Abort the request of a reader that has left."""
         with suppress(EngineError):  # the loop has ended, and the request with it
-            self._command(self._abort, request_id, mailbox)
+            self._command(lambda: self._abort(request_id, mailbox))
 
     def _post(self) -> Post:
         """The `Post` of the running event loop. The readers of that loop keep it alive."""
@@ -223,12 +242,12 @@ class EngineThread:
             with suppress(RuntimeError):  # the reader's loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
 
-    def _command(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+    def _command(self, function: Callable[[], None]) -> None:
         """Have the engine's thread call `function`. Raises EngineError if the thread has ended."""
         with self._lock:
             if not self._is_running():
                 raise EngineError("the engine is not running")
-            self._commands.put(lambda: function(*arguments))
+            self._commands.put(function)
 
     def _is_running(self) -> bool:
         """Whether the thread runs in this process: a fork does not copy threads."""
@@ -286,6 +305,7 @@ class EngineThread:
         self._mailboxes.clear()
 
     def _stop(self) -> None:
+        """End the loop after the present command."""
         self._stopping = True
 
     def _add(self, request_id: str, samples: list[Request], prompt: Prompt, mailbox: Mailbox) -> None:

@@ -62,6 +62,7 @@ class OneAtATime:
                     call.future.cancel()  # which does nothing once the work has begun
 
     def _forget(self, name: Hashable, call: _Call, _: Future) -> None:
+        """Forget work that is done or cancelled, unless another call of its name has taken its place."""
         with self._lock:
             if self._calls.get(name) is call:
                 del self._calls[name]

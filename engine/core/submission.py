@@ -120,9 +120,11 @@ def make_samples(
     token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=params.truncate_prompt_tokens)
     bad_words = bad_words_of(params, tokenizer, config.vocab_size)
     mask = allowed_mask(params.allowed_token_ids)
-    has_seed = params.seed is not None
-    seed = new_seed(params) if has_seed or seeds is None else seeds.getrandbits(63)
-    samples = list[Request]()
+    if params.seed is None and seeds is not None:
+        seed = seeds.getrandbits(63)
+    else:
+        seed = new_seed(params)
+    samples: list[Request] = []
     for index in range(params.n):
         output = GrowingOutput(
             tokenizer,

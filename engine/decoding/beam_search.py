@@ -16,7 +16,7 @@ Where vLLM's `LLM.beam_search` has another rule than Hugging Face, the rule here
 """  # noqa: E501  # a table
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -155,13 +155,13 @@ class BestAnswers(Generic[Answer]):
     length_penalty: float
     kept: list[tuple[float, Answer]] = field(default_factory=list)  # (penalized score, answer), best first
 
-    def add(self, answers: Iterable[tuple[float, int, Answer]]) -> None:
-        """Keep those of the new answers, (score, length, answer) each, that are among the best. A new answer
-        does not displace a kept one of the same penalized score.
+    def add(self, score: float, num_tokens: int, answer: Answer) -> None:
+        """Keep an answer of `num_tokens` tokens if it is among the best. It displaces no kept answer of the
+        same penalized score.
         """
-        new = [(penalized(score, length, self.length_penalty), answer) for score, length, answer in answers]
-        ranked = sorted([*self.kept, *new], key=lambda entry: entry[0], reverse=True)
-        self.kept = ranked[: self.width]
+        self.kept.append((penalized(score, num_tokens, self.length_penalty), answer))
+        self.kept.sort(key=lambda entry: entry[0], reverse=True)  # equal scores keep their order
+        del self.kept[self.width :]
 
     def may_improve(self, best_running: float, num_tokens: int) -> bool:
         """Whether a running beam may still become one of the best answers. `best_running` is the best beam's

@@ -111,14 +111,7 @@ class ChatTemplate:
         folder = resolve(name)
         path = folder / "tokenizer_config.json"
         config = read_json(path) if path.exists() else {}
-        source = config.get("chat_template")
-        if isinstance(source, list):
-            source = _default_template(source)
-        file = folder / "chat_template.jinja"
-        if file.exists():
-            source = read_text(file)
-        if replacement is not None:
-            source = replacement
+        source = _source(folder, config) if replacement is None else replacement
         if not isinstance(source, str):
             return None
         tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
@@ -251,15 +244,15 @@ def _guard_all(
     # 2. One guard serves all texts, so `guarded` gets each of them as the content of a message.
     as_messages = [{"content": text} for text in (*to_guard, *unguarded)]
     results, guard = guarded([*messages, *as_messages], special_tokens)
-    guarded_messages, others = results[: len(messages)], results[len(messages) :]
-    guarded_texts = [result["content"] for result in others]
+    guarded_messages = results[: len(messages)]
+    guarded_texts = [result["content"] for result in results[len(messages) :]]
     if guarded_texts[len(to_guard) :] != unguarded:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
     # 3. Put the guarded texts into their places.
-    guarded_of = dict(zip(to_guard, guarded_texts, strict=False))
-    extra_fields, tools = _replaced([extra_fields, tools], guarded_of)
-    pairs = zip(guarded_messages, extra_fields, strict=True)
-    return [message | fields for message, fields in pairs], tools, guard
+    guarded_of = dict(zip(to_guard, guarded_texts[: len(to_guard)], strict=True))
+    for message, fields in zip(guarded_messages, extra_fields, strict=True):
+        message |= _replaced(fields, guarded_of)
+    return guarded_messages, _replaced(tools, guarded_of), guard
 
 
 def _texts_of(value: Any) -> list[str]:
@@ -286,6 +279,15 @@ def _replaced(value: Any, new_texts: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return [_replaced(inner, new_texts) for inner in value]
     return value
+
+
+def _source(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The source of a model's template, in `folder` or in its tokenizer_config.json; None if it has none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return read_text(file)
+    source = config.get("chat_template")
+    return _default_template(source) if isinstance(source, list) else source
 
 
 def _default_template(entries: list[Any]) -> Any:

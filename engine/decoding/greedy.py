@@ -153,7 +153,7 @@ def generate(
     token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=truncate)
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
         stats.token_times.append(step.time)
-    output = step.output
+    output = step.output  # of the last step
     completion = CompletionOutput(0, output.text, output.token_ids, output.finish_reason, output.stop_reason)
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, token_ids, [completion], finished=True, stats=stats)

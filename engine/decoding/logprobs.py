@@ -45,7 +45,8 @@ def score(logits: Tensor, token_ids: Tensor, n: int) -> Scores:
 
 
 def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: int, V: int) -> Scores:
-    """The `score` of token_ids[R], computed for a chunk of rows at a time to limit the memory.
+    """The `score` of token_ids[R], computed for a chunk of rows at a time to limit the memory. R is at least
+    1.
 
     `logits_of` takes a slice of the R rows and returns their logits [r, V]. A chunk has at most CHUNK_LOGITS
     logits, or one row if a row has more.
@@ -55,7 +56,12 @@ def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: 
     scores = [score(logits_of(rows), token_ids[rows], n) for rows in chunks]  # of [r, V] and [r]
     if len(scores) == 1:
         return scores[0]
-    return Scores(*map(torch.cat, zip(*scores, strict=True)))  # each field of all chunks, end to end
+    return Scores(  # each field of all chunks, end to end
+        logprobs=torch.cat([chunk.logprobs for chunk in scores]),
+        ranks=torch.cat([chunk.ranks for chunk in scores]),
+        top_ids=torch.cat([chunk.top_ids for chunk in scores]),
+        top_logprobs=torch.cat([chunk.top_logprobs for chunk in scores]),
+    )
 
 
 def perplexity(logprobs: Sequence[float]) -> float:

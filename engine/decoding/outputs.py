@@ -27,7 +27,9 @@ Logprobs = list[TokenLogprobs | None]  # None for the first token of a prompt: n
 
 Item = TypeVar("Item")
 _ABRIDGED = Repr()  # writes only the two ends of a long text, and only the first items of a long list
-_ABRIDGED.maxstring, _ABRIDGED.maxlist, _ABRIDGED.maxother = 100, 8, 1000
+_ABRIDGED.maxstring = 100
+_ABRIDGED.maxlist = 8
+_ABRIDGED.maxother = 1000
 
 
 class Snapshot(Sequence[Item]):

@@ -148,6 +148,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._set_defaults()
+        self._refuse_fields_without_effect()
         self._check_lists()
         self._check_flags()
         self._check_numbers()
@@ -155,10 +156,13 @@ class SamplingParams:
         self._check_logit_bias()
 
     def _set_defaults(self) -> None:
-        """Give fields that are None their defaults, and refuse values of fields without an effect here."""
+        """Give fields that are None their defaults."""
         for name, default in _DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, default)
+
+    def _refuse_fields_without_effect(self) -> None:
+        """Raise ParameterError for a value of a field that has no effect here (`_neutral_only`)."""
         for name, reason in _REFUSED.items():
             value, default = getattr(self, name), _DEFAULTS.get(name)
             if value not in (default, [], {}):
@@ -293,7 +297,7 @@ def _has_type(value: Any, kind: type) -> bool:
     `kind` is str, int or float.
     """
     accepted = (int, float) if kind is float else kind
-    is_nan = value != value
+    is_nan = isinstance(value, float) and math.isnan(value)
     return isinstance(value, accepted) and not isinstance(value, bool) and not is_nan
 
 

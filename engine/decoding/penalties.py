@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.decoding.params import SamplingParams
 
+BIAS, REPETITION, SUBTRACT = range(3)  # the columns of `factors`
 START_LENGTH = 16  # the first capacity, in tokens; a full array doubles its capacity
 
 
@@ -30,10 +31,10 @@ class LogitChanges:
         self._counts: Counter[int] = Counter()  # the occurrences of each token in the output so far
         self._num_counted = 0  # the number of output tokens that `_counts` has counted
         for token, bias in (params.logit_bias or {}).items():
-            self._factors_of(token)[0] = bias
+            self._factors_of(token)[BIAS] = bias
         if params.repetition_penalty != 1:
             for token in prompt_ids:
-                self._factors_of(token)[1] = params.repetition_penalty
+                self._factors_of(token)[REPETITION] = params.repetition_penalty
 
     def for_output(
         self, output_ids: Sequence[int], drafts: Sequence[int] = ()
@@ -73,9 +74,9 @@ class LogitChanges:
     def _penalise(self, factors: np.ndarray, count: int) -> None:
         """Set the factors [3] of a token that is in the output `count` times."""
         params = self._params
-        factors[1] = params.repetition_penalty
+        factors[REPETITION] = params.repetition_penalty
         if params.frequency_penalty or params.presence_penalty:
-            factors[2] = params.frequency_penalty * count + params.presence_penalty
+            factors[SUBTRACT] = params.frequency_penalty * count + params.presence_penalty
 
     def _factors_of(self, token: int) -> np.ndarray:
         """The factors [3] of a token: a view, to be changed in place. A new token starts with (0, 1, 0)."""

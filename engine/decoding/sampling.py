@@ -99,13 +99,15 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     logits = adjust(logits.float(), rows, positions)  # [R, V]
     likeliest = logits.argmax(-1, keepdim=True)  # [R, 1]
     # Greedy rows are replaced at the end, so any temperature does for them.
-    logits = logits / column([max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows])
+    temperatures = [max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows]
+    logits = logits / column(temperatures)
 
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         ascending = _sorted(logits)  # [R, V]
         V = logits.shape[-1]
-        # 1. top-k: drop the values below the k-th largest value.
-        kth = column([V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]).long()  # [R, 1]: its index
+        # 1. top-k: drop the values below the k-th largest value. `kth` is the index of that value.
+        indices = [V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]
+        kth = column(indices).long()  # [R, 1]
         ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth), -torch.inf)
         # 2. top-p: keep the smallest set of the likeliest tokens whose probability reaches p, and tokens that
         #    are as likely as the least likely token of this set. So the least likely tokens are dropped, with
@@ -152,7 +154,9 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     # of the batch is sampled.
     logits = logits.float()
     adjusted = [i for i, row in enumerate(rows) if row.is_adjusted]
-    tokens, factors = zip(*[rows[i].changes() for i in adjusted])  # one array of each per adjusted row
+    changes = [rows[i].changes() for i in adjusted]
+    tokens = [row_tokens for row_tokens, _ in changes]  # by adjusted row
+    factors = [row_factors for _, row_factors in changes]
     # From here on, C counts the changes of all rows together.
     row_indices = np.repeat(adjusted, [len(row_tokens) for row_tokens in tokens])  # [C]
     if len(row_indices):

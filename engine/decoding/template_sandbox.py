@@ -73,7 +73,8 @@ class Budget:
         """
         if isinstance(result, int):
             _refuse_bits(result.bit_length())
-        self.charge(len(result) if isinstance(result, Text | list) else 0)
+        num_characters = len(result) if isinstance(result, Text | list) else 0  # or items
+        self.charge(num_characters)
 
     def charge_items(self, items: Iterable[Any], body_characters: int = 0) -> Iterator[Any]:
         """Yield a loop's items, and charge for each one.
@@ -172,8 +173,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 args = (budget.charge_items(args[0]), *args[1:])
         elif isinstance(owner, str) and obj.__name__ == "format":
             self._charge_format(owner, args, kwargs)
-        elif isinstance(owner, str) and obj.__name__ == "format_map":
-            self._charge_format(owner, (), *args)
+        elif isinstance(owner, str) and obj.__name__ == "format_map" and len(args) == 1:
+            self._charge_format(owner, (), args[0])
         elif isinstance(owner, Text | int):
             args = tuple(as_list(argument) for argument in args)
             budget.charge(method_characters(obj.__name__, owner, (*args, *kwargs.values())))
@@ -274,10 +275,10 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if kwargs:  # brings named arguments into the order of the parameters
             bound = inspect.signature(function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
-        leading = args[:num_leading]
-        value, *others = args[num_leading:]
+        leading, value, others = args[:num_leading], args[num_leading], list(args[num_leading + 1 :])
         if name in WRITING_FILTERS:
-            value, *others = map(as_list, (value, *others))
+            value = as_list(value)
+            others = [as_list(argument) for argument in others]
             kwargs = {key: as_list(argument) for key, argument in kwargs.items()}
         elif name in TEXT_FILTERS and not isinstance(value, str):
             value = to_text(value)
@@ -305,5 +306,6 @@ def _refuse_large_int(operator: str, left: int, right: int) -> None:
 
 
 def _refuse_bits(bits: int) -> None:
+    """Raises BudgetExceeded for a whole number of so many bits, if they are more than MAX_INT_BITS."""
     if bits > MAX_INT_BITS:
         raise BudgetExceeded(f"the chat template makes a number of more than {MAX_INT_BITS:,} bits")

@@ -103,11 +103,12 @@ def fastest_steps(
     `many_rows_class` computes several rows of GPT-2. (The rows of Part 16's class may see one another. A
     single row sees no other row, so its step is the same.)
     """
-    pages = list(memory.keys), list(memory.values)
+    keys, values = list(memory.keys), list(memory.values)
     if not SingleRow.fits(model):
-        step = ModelStep(model, *pages)
+        step = ModelStep(model, keys, values)
         return lambda rows: step
-    single_row, many_rows = SingleRow(model, *pages), many_rows_class(model, *pages, max_rows)
+    single_row = SingleRow(model, keys, values)
+    many_rows = many_rows_class(model, keys, values, max_rows)
     return lambda rows: single_row if rows == 1 else many_rows
 
 
@@ -158,16 +159,20 @@ class DecodeGraphs:
         positions, tables = np.array(batch.positions), batch.tables
         if len(batch.ids) != T:  # each token gets a row, as if the token were the last of its own sequence
             tables = np.repeat(tables, np.diff(batch.query_start), axis=0)  # [T, W]
-        inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last_tokens.sources(batch)
-        inputs.positions[:T], inputs.slots[:T], inputs.lens[:T] = positions, batch.slots, positions + 1
+        inputs.token_ids[:T] = batch.token_ids
+        inputs.sources[:T] = self._last_tokens.sources(batch)
+        inputs.positions[:T] = positions
+        inputs.slots[:T] = batch.slots
+        inputs.lens[:T] = positions + 1
         inputs.tables[:T, : tables.shape[1]] = tables
         inputs.pad(T)
         # 2. One copy, one call.
         count = size * (NUMBERS_PER_ROW + self.width)
         self._device_numbers[:count].copy_(host[:count], non_blocking=True)
         if size in self._graphs:
-            replay, logits = self._graphs[size]
-            replay()
+            graph = self._graphs[size]
+            graph.replay()
+            logits = graph.logits
         else:
             logits = self._run(size)
         return logits[:T]
@@ -213,8 +218,9 @@ class GraphWay:
     """A `Way` that computes a step by a graph, if the step has few rows and scores no prompt."""
 
     def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new: int = 1) -> None:
-        """`max_new` is the most new tokens of a sequence. More than 1 needs a step that stores the
-        keys of all new tokens before any row attends (Part 16).
+        """`vocab_size` is the number of logits of a row; what a step gives beyond them is padding. `max_new`
+        is the most new tokens of a sequence. More than 1 needs a step that stores the keys of all new tokens
+        before any row attends (Part 16).
         """
         self.graphs, self._vocab_size, self._max_new = graphs, vocab_size, max_new
 
@@ -228,7 +234,8 @@ class GraphWay:
 
     def __call__(self, batch: Batch) -> Logits:
         """Replay a graph. The next call may overwrite these logits."""
-        logits, rows = self.graphs(batch)[:, : self._vocab_size], batch.rows.chosen  # [T, V]
+        logits = self.graphs(batch)[:, : self._vocab_size]  # [T, V]
+        rows = batch.rows.chosen
         if len(rows) == len(logits):
             return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])
         (chosen,) = on_device(logits.device, rows)  # [R]

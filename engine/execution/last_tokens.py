@@ -51,9 +51,10 @@ class LastTokens:
         for the device.
         """
         inputs = upload(batch, device)
-        sources = [(t, source) for t, source in enumerate(self.sources(batch)) if source >= 0]
-        if sources:
-            placeholders, rows = on_device(device, *zip(*sources, strict=True))
+        sources = self.sources(batch)
+        indices = [t for t, row in enumerate(sources) if row >= 0]  # of the placeholders
+        if indices:
+            placeholders, rows = on_device(device, indices, [sources[t] for t in indices])
             # NO_TOKEN, below 0, stands where no token could be chosen. The request fails once the host reads
             # it. A step that runs before that gets token 0 in its place, which the model can embed.
             inputs.token_ids[placeholders] = self.chosen[rows].clamp(min=0)

@@ -93,11 +93,11 @@ class RecordedExecutor:
         return RecordedStep(pending, self.recording, step)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
-        """Passes `callback` to the executor inside."""
+        """Pass `callback` to the executor inside."""
         self.executor.on_lost(callback)
 
     def shutdown(self) -> None:
-        """Shuts down the executor inside."""
+        """Shut down the executor inside."""
         self.executor.shutdown()
 
 
@@ -132,8 +132,10 @@ class Bounds:
         _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
         _within("tables", batch.tables, self.num_blocks)
         for copy in batch.copies:
-            _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
-            _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
+            num_sources = self.num_swap_blocks if copy.kind == "in" else self.num_blocks
+            num_targets = self.num_swap_blocks if copy.kind == "out" else self.num_blocks
+            _within("copies", copy.source, num_sources)
+            _within("copies", copy.target, num_targets)
         self._check_places(batch)
 
     def _check_draw(self, row: Draw) -> None:
@@ -150,11 +152,12 @@ class Bounds:
         """Raise ValueError if the tables have more or fewer blocks than the tokens need, or if the slot of a
         new token is not in its block.
         """
-        tables, P, longest, S = batch.tables, self.block_size, max(batch.context_lens), len(batch.ids)
+        tables, P = batch.tables, self.block_size
+        longest, S = max(batch.context_lens), len(batch.ids)
         if tables.shape[1] != -(-longest // P):
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
-        sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]
-        block, offset = np.divmod(batch.positions, P)  # [T]
+        sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]: the sequence of each token
+        block, offset = np.divmod(batch.positions, P)  # [T] each
         if (batch.slots != tables[sequence, block] * P + offset).any():
             raise ValueError("slots: the slots of the new tokens in their blocks are expected")
 

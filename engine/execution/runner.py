@@ -117,9 +117,11 @@ class Score(Protocol):
         request of the step asks for this score.
         """
 
-    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """Return `result` with this score. `arrays` are on the host: token ids[R], then the tensors that
-        `__call__` returned.
+    def add_to(
+        self, result: StepResult, batch: Batch, token_ids: np.ndarray, arrays: Sequence[np.ndarray]
+    ) -> StepResult:
+        """Return `result` with this score. On the host: `token_ids`[R], and the tensors that `__call__`
+        returned, as `arrays`.
         """
 
 
@@ -221,15 +223,17 @@ class SubmittedStep:
         if len(chosen) == len(counts) and all(counts):
             tokens = [[token_id] for token_id in chosen]
         else:
-            tokens, start = [], 0
+            tokens, row = [], 0
             for count in counts:
-                tokens.append(chosen[start : start + count])
-                start += count
+                tokens.append(chosen[row : row + count])
+                row += count
         # 3. Give each score its own arrays, which are in the order of the scores.
         result = StepResult(tokens)
+        start = 0
         for score, tensors in self.scores:
-            result = score.add_to(result, self.batch, [token_ids, *arrays[: len(tensors)]])
-            arrays = arrays[len(tensors) :]
+            end = start + len(tensors)
+            result = score.add_to(result, self.batch, token_ids, arrays[start:end])
+            start = end
         return result
 
 

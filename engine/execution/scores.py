@@ -49,12 +49,13 @@ class ChosenLogprobs:
         token_ids = token_ids.clamp(min=0)
         return list(score_in_chunks(lambda chunk: values[chunk], token_ids, n, values.shape[-1]))
 
-    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+    def add_to(
+        self, result: StepResult, batch: Batch, token_ids: np.ndarray, arrays: Sequence[np.ndarray]
+    ) -> StepResult:
         """The result with `logprobs`[S]: a sequence whose request asks has an entry for each of its tokens,
         and other sequences have an empty list.
         """
-        token_ids, *scores = arrays
-        rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text_of)
+        rows = HostScores(token_ids[self._rows(batch)], arrays, self.text_of)
         logprobs: list[list[TokenLogprobs]] = []
         for tokens, n in zip(result.tokens, batch.rows.logprobs, strict=True):
             logprobs.append([] if n == UNSCORED else list(rows.take(len(tokens), n)))
@@ -78,8 +79,8 @@ class PromptLogprobs:
         self.text_of, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """The tensors of `Scores` for the N rows that are scored for a prompt's token; None if no request
-        asks. The output layer gets a chunk of the rows at a time.
+        """The tensors of `Scores` for the N rows that are scored for a prompt's token; [] if N is 0, and None
+        if no request asks. The output layer gets a chunk of the rows at a time.
         """
         hidden, num_likeliest = logits.prompt_hidden, batch.rows.prompt_logprobs  # [N, D], [S] or ()
         if not num_likeliest or max(num_likeliest) == UNSCORED:
@@ -90,12 +91,13 @@ class PromptLogprobs:
         n, V = max(num_likeliest), logits.values.shape[-1]
         return list(score_in_chunks(lambda chunk: self.to_logits(hidden[chunk]), prompt_ids, n, V))
 
-    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+    def add_to(
+        self, result: StepResult, batch: Batch, token_ids: np.ndarray, arrays: Sequence[np.ndarray]
+    ) -> StepResult:
         """The result with `prompt_logprobs`[S]. The entry of a prompt's first token is None, since no token
         comes before it. If a score is not a number, the request's token becomes NO_TOKEN, so it fails.
         """
-        _, *scores = arrays
-        rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text_of) if scores else None
+        rows = HostScores(np.array(batch.rows.prompt_ids), arrays, self.text_of) if arrays else None
         tokens = list(result.tokens)
         prompts: list[Logprobs] = []
         counts = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
@@ -108,13 +110,15 @@ class PromptLogprobs:
         return replace(result, tokens=tokens, prompt_logprobs=prompts)
 
 
-class ScoredRows:
-    """A step's scores on the host. `take` gives them to the sequences in order."""
+class HostScores:
+    """The scores of a step's rows, on the host. `take` gives them to the sequences in order."""
 
     def __init__(
         self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text_of: Callable[[int], str]
     ) -> None:
-        """token_ids[R], and the arrays of `Scores` of the same rows. `text_of` is as in `TokenScores`."""
+        """`token_ids` are the R scored tokens, and `scores` the arrays of their `Scores`, field by field.
+        `text_of` is as in `TokenScores`.
+        """
         logprobs, self.ranks, top_ids, top_logprobs = scores
         self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
         self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]

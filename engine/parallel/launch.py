@@ -175,7 +175,8 @@ class Workers:
             worker.output.close()
         os.close(self._lifeline)
         with self._lock:
-            self._lost_reason = self._lost_reason or "the engine has been shut down"
+            if self._lost_reason is None:
+                self._lost_reason = "the engine has been shut down"
         self._is_lost.set()
         self._folder.cleanup()
         for callback in self._on_stop:
@@ -193,9 +194,11 @@ class Workers:
         reason, which the later ones do not replace.
         """
         with self._lock:
-            is_first = self._lost_reason is None
-            self._lost_reason = self._lost_reason or reason
-            callbacks = list(self._on_lost) if is_first and not self._is_stopping else []
+            callbacks: list[Callable[[RankLost], None]] = []
+            if self._lost_reason is None:
+                self._lost_reason = reason
+                if not self._is_stopping:
+                    callbacks = list(self._on_lost)
         self._is_lost.set()  # before the callbacks: one may wait for a thread that waits for this
         error = RankLost(self._lost_reason)
         for callback in callbacks:

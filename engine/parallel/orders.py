@@ -35,9 +35,12 @@ class SequenceNumbers:
 
     def of(self, ids: tuple[str, ...]) -> list[int]:
         """The numbers of a step's sequences, in the order of `ids`: [S]."""
-        last = self._numbers
-        self._numbers = {seq_id: last[seq_id] if seq_id in last else next(self._counter) for seq_id in ids}
-        return list(self._numbers.values())
+        numbers: dict[str, int] = {}
+        for seq_id in ids:
+            known = self._numbers.get(seq_id)
+            numbers[seq_id] = next(self._counter) if known is None else known
+        self._numbers = numbers
+        return list(numbers.values())
 
 
 def step_numbers(batch: Batch, sequences: list[int]) -> np.ndarray:
@@ -97,17 +100,17 @@ def step_from(numbers: np.ndarray) -> Batch:
         number, kind, n = ints(3)
         copies.append(Copy(number, COPY_KINDS[kind], ints(n), ints(n)))  # type: ignore[arg-type]  # one of COPY_KINDS
     return Batch(
-        ids,
-        token_ids,
-        positions,
-        query_start,
-        context_lens,
-        tables,
-        slots,
-        tuple(copies),
-        Rows(chosen, counts),
-        Draws((), ()),
-        adapters,
+        ids=ids,
+        token_ids=token_ids,
+        positions=positions,
+        query_start=query_start,
+        context_lens=context_lens,
+        tables=tables,
+        slots=slots,
+        copies=tuple(copies),
+        rows=Rows(chosen, counts),
+        draws=Draws((), ()),
+        adapters=adapters,
     )
 
 
@@ -164,7 +167,10 @@ def write_order(file: IO[bytes], kind: int, payload: bytes = b"") -> None:
 
 def read_orders(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the kind and the payload of each order, until the order to stop, or until rank 0 has ended."""
-    while len(header := file.read(HEADER.size)) == HEADER.size:
+    while True:
+        header = file.read(HEADER.size)
+        if len(header) < HEADER.size:  # rank 0 has ended
+            return
         kind, length = HEADER.unpack(header)
         if kind == STOP:
             return

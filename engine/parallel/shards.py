@@ -52,13 +52,14 @@ def accepted_sizes(config: ModelConfig) -> list[int]:
 def cut(tensor: Tensor, dim: int, rank: int, size: int, matrices: int = 1) -> Tensor:
     """Rank `rank`'s part of a tensor that is divided among `size` ranks along `dim`.
 
-    Along `dim` the tensor is `size` runs of neighbours of equal length: `size` divides the length of `dim`
-    (times `matrices`). Rank 0 has the first run, rank 1 the next. Other dimensions stay whole.
+    Along `dim` the tensor is `size` runs of neighbours of equal length. Rank 0 has the first run, rank 1 the
+    next. Other dimensions stay whole.
 
     `matrices`: how many matrices of equal size lie side by side along `dim`. Each of them is cut so, and the
     parts lie side by side in the same order: with queries, keys and values in one tensor, a rank gets some
-    queries, then some keys, then some values. If there is one matrix, the result is a view of `tensor`: of a
-    file that is mapped into memory, only this part is read.
+    queries, then some keys, then some values. `matrices` · `size` must divide the length of `dim`. If there
+    is one matrix, the result is a view of `tensor`: of a file that is mapped into memory, only this part is
+    read.
     """
     runs = tensor.unflatten(dim, (matrices, size, -1))
     return runs.select(dim + 1, rank).flatten(dim, dim + 1)

@@ -70,7 +70,8 @@ class Request:
     constraint: Constraint | None = None  # None: any output fits (Extension B)
     parent: "Request | None" = None  # the first of n > 1 samples, whose prompt the others may share (Part 12)
     state: State = State.WAITING
-    rank: tuple[float, int] = (0.0, 0)  # the request's order in the queue: the lowest rank goes first
+    # The request's order in the queue, by priority and time, then by arrival: the lowest rank goes first.
+    rank: tuple[float, int] = (0.0, 0)
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
     num_cached_tokens: int = 0  # tokens that the cache had when the request was first admitted (Part 12)
     num_preemptions: int = 0

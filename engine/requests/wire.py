@@ -76,15 +76,22 @@ def _from_fields(kind: type, data: dict[str, Any]) -> Any:
     """An object of class `kind` from a dict of its fields. A list becomes an array for a field in DTYPES, and
     a tuple for any other field.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in data.items():
-        if isinstance(value, list):
-            with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
-                value = np.array(value, dtype=DTYPES[name]) if name in DTYPES else tuple(value)
-        values[name] = value
-    if "factors" in values and values["factors"] is not None:
-        values["factors"] = values["factors"].reshape(-1, 3)  # [C, 3], also if C is 0
+        if not isinstance(value, list):
+            values[name] = value
+        elif name in DTYPES:
+            values[name] = _to_array(name, value)
+        else:
+            values[name] = tuple(value)
     return kind(**values)
+
+
+def _to_array(name: str, numbers: list[Any]) -> np.ndarray:
+    """A field in DTYPES, from lists."""
+    with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
+        array = np.array(numbers, dtype=DTYPES[name])
+    return array.reshape(-1, 3) if name == "factors" else array  # factors[C, 3], also if C is 0
 
 
 # The checks below raise ValueError if a number is out of range, or if two fields contradict each other. This
@@ -102,7 +109,7 @@ def _check_sequences(batch: Batch) -> None:
     start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
     context_lens = _check_ints("context_lens", batch.context_lens, S)  # [S]
     num_new = np.diff(start)  # [S]
-    token_ids = _check_ints("token_ids", batch.token_ids, T, PLACEHOLDER)  # [T]
+    token_ids = _check_ints("token_ids", batch.token_ids, T, minimum=PLACEHOLDER)  # [T]
     if start[0] != 0 or start[-1] != T or num_new.min() < 1:
         raise ValueError(f"query_start: from 0 to {T} is expected, a token or more for each")
     if (np.delete(token_ids, start[1:] - 1) == PLACEHOLDER).any():
@@ -111,12 +118,13 @@ def _check_sequences(batch: Batch) -> None:
     positions = _check_ints("positions", batch.positions, T)
     if (positions != expected).any():
         raise ValueError("positions: those of the last tokens of each sequence are expected")
-    _check_array("tables", batch.tables, 2, S)
-    _check_array("slots", batch.slots, 1, T)
-    _check_ints("adapters", batch.adapters, S, NO_ADAPTER)
+    _check_array("tables", batch.tables, dim=2, length=S)
+    _check_array("slots", batch.slots, dim=1, length=T)
+    _check_ints("adapters", batch.adapters, S, minimum=NO_ADAPTER)
     for copy in batch.copies:
-        _check_ints("number", (copy.number,), 1)
-        _check_ints("target", copy.target, len(_check_ints("source", copy.source)))
+        _check_ints("number", (copy.number,))
+        source = _check_ints("source", copy.source)
+        _check_ints("target", copy.target, len(source))
         if copy.kind not in ("fork", "out", "in"):
             raise ValueError(f"copies: {copy.kind!r} is no kind")
 
@@ -129,9 +137,9 @@ def _check_rows_and_draws(batch: Batch) -> None:
     _check_rows("rows.chosen", rows.chosen, rows.chosen_counts, start)
     if rows.prompt_rows or rows.prompt_counts:
         _check_rows("rows.prompt_rows", rows.prompt_rows, rows.prompt_counts, start)
-        _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, UNSCORED)
+        _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, minimum=UNSCORED)
     if rows.logprobs or rows.prompt_logprobs:
-        _check_ints("rows.logprobs", rows.logprobs, S, UNSCORED)
+        _check_ints("rows.logprobs", rows.logprobs, S, minimum=UNSCORED)
         _check_ints("rows.prompt_counts", rows.prompt_counts, S)
     _check_ints("rows.prompt_ids", rows.prompt_ids, N)
     _check_ints("draws.positions", draws.positions, R)
@@ -167,11 +175,12 @@ def _check_draw(row: Draw) -> None:
     _check_ints("stop_ids", row.stop_ids)
     _check_ints("bad_ids", row.bad_ids)
     if row.tokens is not None or row.factors is not None:
-        tokens = _check_array("tokens", row.tokens, 1)
-        if not np.isfinite(_check_array("factors", row.factors, 2, len(tokens))).all():
+        tokens = _check_array("tokens", row.tokens, dim=1)
+        factors = _check_array("factors", row.factors, dim=2, length=len(tokens))
+        if not np.isfinite(factors).all():
             raise ValueError("factors: finite numbers are expected")
     if row.mask is not None:
-        _check_array("mask", row.mask, 1)
+        _check_array("mask", row.mask, dim=1)
 
 
 def _check_ints(name: str, values: Ints, length: int | None = None, minimum: int = 0) -> np.ndarray:

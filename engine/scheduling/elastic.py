@@ -38,8 +38,9 @@ class ElasticScheduler(ContinuousScheduler):
     def __init__(
         self, cache: KVCacheManager, max_num_seqs: int, max_num_batched_tokens: int, **options
     ) -> None:
+        """The arguments are those of `ContinuousScheduler`, which raises ValueError."""
         super().__init__(cache, max_num_seqs, max_num_batched_tokens, **options)
-        self._full_size = max_num_seqs, max_num_batched_tokens
+        self._full_num_seqs, self._full_num_tokens = max_num_seqs, max_num_batched_tokens
         self._num_succeeded = 0  # steps since memory ran out or since the last growth, whichever was later
         self.num_out_of_memory = 0  # steps that ran out of memory, since the start
 
@@ -82,9 +83,8 @@ class ElasticScheduler(ContinuousScheduler):
         self._num_succeeded += 1
         if self._num_succeeded >= GROWTH_STEPS:
             self._num_succeeded = 0
-            full_num_seqs, full_num_tokens = self._full_size
-            self.max_num_batched_tokens = min(full_num_tokens, 2 * self.max_num_batched_tokens)
-            self.max_num_seqs = min(full_num_seqs, 2 * self.max_num_seqs)
+            self.max_num_batched_tokens = min(self._full_num_tokens, 2 * self.max_num_batched_tokens)
+            self.max_num_seqs = min(self._full_num_seqs, 2 * self.max_num_seqs)
 
 
 def _free_tensors(error: Exception) -> None:

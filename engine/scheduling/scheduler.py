@@ -119,10 +119,10 @@ class Queues:
                 if self._adapter_slots.assign(request.adapter, self.running):
                     return request
                 first_without_slot = request
-                continue
-            may_overtake = request.rank[0] < first_without_slot.rank[0] + 1
-            if may_overtake and request.adapter in self._adapter_slots.slot_of:
-                return request
+            else:
+                may_overtake = request.rank[0] < first_without_slot.rank[0] + 1  # by priority and time alone
+                if may_overtake and request.adapter in self._adapter_slots.slot_of:
+                    return request
         return None
 
     def make_step(self, work: Scheduled) -> Step:

@@ -19,16 +19,14 @@ from engine.speculation.lengths import DraftLengths
 from engine.speculation.rejection_sampler import confirmed_tokens
 
 CATCH_UP = 256  # the most tokens that a proposer reads in a step, besides those of the last step
-KnownTokens = tuple[Request, list[int]]  # a request, and all of its known tokens
 
 
-class _ProposerInput(NamedTuple):
-    """What the proposer gets for one sequence of the step."""
+class ProposerInput(NamedTuple):
+    """What a proposer gets for one request."""
 
-    seq_index: int  # of the sequence in the step
     request: Request
-    ids: list[int]  # all known tokens
-    max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the known ones
+    ids: list[int]  # the text: all known tokens of prompt and output
+    max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
 
 
 class Proposer(Protocol):
@@ -41,10 +39,8 @@ class Proposer(Protocol):
     def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         """How many tokens of the text `ids` the proposer must read before it can propose the next."""
 
-    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
-        """texts[n], max_tokens[n] -> [n]: for each text, at most max_tokens[i] tokens that may follow it.
-        With 0, only read the text.
-        """
+    def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
+        """inputs[n] -> [n]: for each text, at most `max_tokens` tokens that may follow it."""
 
 
 class NgramProposer:
@@ -59,8 +55,8 @@ class NgramProposer:
     def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         return 0
 
-    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
-        return [self._find(ids, n) for (_, ids), n in zip(texts, max_tokens, strict=True)]
+    def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
+        return [self._find(item.ids, item.max_tokens) for item in inputs]
 
 
 @dataclass
@@ -99,8 +95,7 @@ class Speculation:
 
     def must_land_first(self, step: Step) -> bool:
         """Whether a request of the step has drafts (even drafts for which the step had no room), or drafts
-        are to be proposed after the step. A proposal needs the step's tokens, but their number is known
-        before.
+        are to be proposed after the step: the proposer needs the step's tokens.
         """
         counts = step.batch.rows.chosen_counts
         has_drafts = any(request.draft_ids for request in step.requests)
@@ -179,7 +174,7 @@ class Speculation:
         # 2. Otherwise choose again, by the caps of the requests that continue.
         caps: dict[int, int] = {}  # by index of a request that continues
         for s, (request, count) in enumerate(zip(requests, num_new, strict=True)):
-            cap = self.cap(request, count)
+            cap = self._cap(request, count)
             if cap is not None:
                 caps[s] = cap
         lengths = self.lengths.choose([requests[s].id for s in caps], list(caps.values()))
@@ -187,7 +182,7 @@ class Speculation:
             wanted[s] = length
         return wanted
 
-    def cap(self, request: Request, num_new: int) -> int | None:
+    def _cap(self, request: Request, num_new: int) -> int | None:
         """The most tokens that may be proposed after a step that gives the request `num_new` tokens. None if
         the prompt is not complete, if these are the request's last tokens, or if it does not run any more.
         """
@@ -207,43 +202,46 @@ class Speculation:
         if not any(wanted):  # the proposer reads nothing now, and has more to read later
             return drafts
         # 2. Reserve memory for the drafts.
-        continuing = [s for s, count in enumerate(num_new) if self.cap(requests[s], count) is not None]
-        texts = {s: (requests[s], [*requests[s].token_ids, *tokens[s]]) for s in continuing}
-        inputs = self._reserve_memory(texts, wanted)
+        inputs: dict[int, ProposerInput] = {}  # by index of a request that continues
+        for s, request in enumerate(requests):
+            if self._cap(request, num_new[s]) is not None:
+                ids = [*request.token_ids, *tokens[s]]
+                max_tokens = int(min(wanted[s], self.proposer.max_positions - len(ids)))
+                inputs[s] = ProposerInput(request, ids, max_tokens)
+        inputs = self._reserve_memory(inputs)
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.
         step_tokens = self.lengths.max_drafts + 1
-        backlog = [max(0, self.proposer.num_unread(item.request, item.ids) - step_tokens) for item in inputs]
-        self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
-        inputs = list(_within_catch_up(inputs, backlog))
-        proposals = self.proposer.propose(
-            [(item.request, item.ids) for item in inputs], [item.max_tokens for item in inputs]
-        )
-        for item, proposal in zip(inputs, proposals, strict=True):
-            drafts[item.seq_index] = proposal
+        backlog: dict[int, int] = {}  # by index, in tokens
+        for s, item in inputs.items():
+            backlog[s] = max(0, self.proposer.num_unread(item.request, item.ids) - step_tokens)
+        self.lengths.observe_proposals(min(CATCH_UP, sum(backlog.values())))
+        inputs = _within_catch_up(inputs, backlog)
+        proposals = self.proposer.propose(list(inputs.values()))
+        for (s, item), proposal in zip(inputs.items(), proposals, strict=True):
+            drafts[s] = proposal
             if item.max_tokens and not proposal:  # a proposal without a token counts as one rejected draft
                 self.lengths.observe(item.request.id, proposed=1, accepted=0)
         return drafts
 
-    def _reserve_memory(
-        self, texts: Mapping[int, KnownTokens], wanted: Sequence[int]
-    ) -> list[_ProposerInput]:
-        """Reserve memory for the wanted[S] drafts of `texts`, whose keys are the sequences' indices in the
-        step. Returns the inputs of those sequences for whose drafts there is room.
+    def _reserve_memory(self, inputs: Mapping[int, ProposerInput]) -> dict[int, ProposerInput]:
+        """Reserve memory for the drafts of `inputs`. Returns those for whose drafts there is room, with their
+        keys.
 
         Memory for the known tokens of each request, which the next step needs, is reserved first. Then memory
         for a request's drafts is reserved, if there is room for all of them.
         """
         self._has_lent = True
-        has_room: dict[int, bool] = {}  # by s: for all known tokens
-        for s, (request, ids) in texts.items():
-            has_room[s] = self.scheduler.lend(request, len(ids))
-        inputs: list[_ProposerInput] = []
-        for s, (request, ids) in texts.items():
-            max_tokens = int(min(wanted[s], self.proposer.max_positions - len(ids)))
-            if max_tokens > 0 and has_room[s] and self.scheduler.lend(request, len(ids) + max_tokens):
-                inputs.append(_ProposerInput(s, request, ids, max_tokens))
-        return inputs
+        with_room: dict[int, ProposerInput] = {}  # with room for all known tokens
+        for s, item in inputs.items():
+            if self.scheduler.lend(item.request, len(item.ids)):
+                with_room[s] = item
+        reserved: dict[int, ProposerInput] = {}
+        for s, item in with_room.items():
+            num_tokens = len(item.ids) + item.max_tokens
+            if item.max_tokens > 0 and self.scheduler.lend(item.request, num_tokens):
+                reserved[s] = item
+        return reserved
 
 
 def drafts_of(batch: Batch) -> Iterator[list[int]]:
@@ -260,16 +258,20 @@ def _ends(request: Request, tokens: Sequence[int]) -> bool:
     return any(token_id < 0 or token_id in request.sampling.stop_ids for token_id in tokens)
 
 
-def _within_catch_up(inputs: list[_ProposerInput], backlog: list[int]) -> Iterator[_ProposerInput]:
-    """Those of `inputs`[n] that the proposer reads now, in order: all without a backlog, and the others until
-    they have CATCH_UP tokens of backlog[n] together. Of the text that exceeds this budget, only a first piece
-    is read, and no token is proposed for it.
+def _within_catch_up(
+    inputs: Mapping[int, ProposerInput], backlog: Mapping[int, int]
+) -> dict[int, ProposerInput]:
+    """Those inputs that the proposer reads now: all without a backlog, and the others, in order, until they
+    have a backlog of CATCH_UP tokens together. The text that exceeds this budget is cut, and no token is
+    proposed for it. `backlog` has the keys of `inputs`, and so has the result.
     """
     budget = CATCH_UP
-    for item, num_unread in zip(inputs, backlog, strict=True):
-        if num_unread <= budget:
-            yield item
+    within: dict[int, ProposerInput] = {}
+    for s, item in inputs.items():
+        if backlog[s] <= budget:
+            within[s] = item
         elif budget:
-            num_read = len(item.ids) - num_unread
-            yield item._replace(ids=item.ids[: num_read + budget], max_tokens=0)
-        budget -= min(num_unread, budget)
+            num_kept = len(item.ids) - backlog[s] + budget
+            within[s] = item._replace(ids=item.ids[:num_kept], max_tokens=0)
+        budget = max(0, budget - backlog[s])
+    return within

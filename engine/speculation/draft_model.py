@@ -25,6 +25,7 @@ from engine.execution.runner import Executor, Logits, choose
 from engine.requests.batch import NO_ADAPTER, PLACEHOLDER, Batch, Draws, Rows
 from engine.requests.request import Request
 from engine.requests.step import Pending
+from engine.speculation.capability import ProposerInput
 from engine.speculation.rejection_sampler import DraftProbs
 
 DRAFT_SEED = 0x2545F4914F6CDD1D  # arbitrary bits, XORed to a seed: drafts then take other random numbers
@@ -105,18 +106,14 @@ class DraftModel:
             computed += 1
         return max(1, len(ids) - computed)
 
-    def propose(
-        self, texts: Sequence[tuple[Request, list[int]]], max_tokens: Sequence[int]
-    ) -> list[list[int]]:
-        """texts[n], max_tokens[n] -> drafts[n]: for each text, at most max_tokens[i] tokens that may follow.
-
-        A text is (request, its known tokens). With max_tokens[i] = 0 the draft model only computes the tokens
-        of the text that it has not computed yet, and drafts[i] is empty.
+    def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
+        """inputs[n] -> drafts[n]: for each text, at most `max_tokens` tokens that may follow. With 0, the
+        draft model only computes the tokens of the text that it has not computed yet.
         """
         sequences: list[_Sequence] = []
-        for (request, ids), count in zip(texts, max_tokens, strict=True):
+        for request, ids, max_tokens in inputs:
             start = len(ids) - self.num_unread(request, ids)
-            sequences.append(_Sequence(request, ids, count, start, ids[start:]))
+            sequences.append(_Sequence(request, ids, max_drafts=max_tokens, start=start, new=ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
         computing = sequences
@@ -162,7 +159,10 @@ class DraftModel:
             positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
         counts = tuple(1 if sequence.lacks_draft else 0 for sequence in sequences)
-        choosing = [s for s, sequence in enumerate(sequences) if sequence.lacks_draft]
+        drafting = [s for s, sequence in enumerate(sequences) if sequence.lacks_draft]
+        rows = tuple(query_start[s + 1] - 1 for s in drafting)  # of the last new tokens
+        draws = tuple(_draw_of(sequences[s]) for s in drafting)
+        draw_positions = tuple(ends[s] - sequences[s].request.num_prompt_tokens for s in drafting)
         return Batch(
             ids=ids,
             token_ids=tuple(token_ids),
@@ -172,11 +172,8 @@ class DraftModel:
             tables=tables,
             slots=slots,
             copies=(),  # the target's step has them; a hook makes them in this model's memory, too
-            rows=Rows(tuple(query_start[s + 1] - 1 for s in choosing), counts),
-            draws=Draws(
-                tuple(_draw_of(sequences[s]) for s in choosing),
-                tuple(ends[s] - sequences[s].request.num_prompt_tokens for s in choosing),
-            ),
+            rows=Rows(chosen=rows, chosen_counts=counts),
+            draws=Draws(draws, draw_positions),
             adapters=(NO_ADAPTER,) * len(sequences),
         )
 

@@ -16,7 +16,7 @@ from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.models.config import ModelConfig
 from engine.requests.request import Request
-from engine.speculation.capability import KnownTokens, Proposer, Speculation
+from engine.speculation.capability import Proposer, ProposerInput, Speculation
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
@@ -73,9 +73,12 @@ class FullProposer:
     def num_unread(self, request: Request, ids: Sequence[int]) -> int:
         return self.proposer.num_unread(request, ids)
 
-    def propose(self, texts: Sequence[KnownTokens], max_tokens: Sequence[int]) -> list[list[int]]:
-        proposals = self.proposer.propose(texts, max_tokens)
-        return [(ids + [0] * k)[:k] for ids, k in zip(proposals, max_tokens, strict=True)]
+    def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
+        full: list[list[int]] = []
+        for proposal, item in zip(self.proposer.propose(inputs), inputs, strict=True):
+            num_missing = item.max_tokens - len(proposal)
+            full.append(proposal + [0] * num_missing)
+        return full
 
 
 def measure(
@@ -96,11 +99,11 @@ def measure(
     if not trial.fits(1, 1):
         return ALWAYS_DRAFT
     max_drafts = trial.max_drafts
-    drafts = sorted({k for k in (*DRAFTS, max_drafts) if k <= max_drafts and trial.fits(1, k)})
+    drafts = sorted(k for k in {*DRAFTS, max_drafts} if k <= max_drafts and trial.fits(1, k))
     read_seconds = trial.read_seconds()
     # 1. Measure the smallest and the largest number of sequences first, then those between.
-    allowed = {S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S}
-    fitting = sorted(S for S in allowed if trial.fits(S, drafts[-1]))
+    numbers = {*SEQUENCES, max_num_seqs}
+    fitting = sorted(S for S in numbers if max_num_seqs >= S and trial.fits(S, drafts[-1]))
     in_order = list(dict.fromkeys([fitting[0], fitting[-1], *fitting]))  # each once
     # 2. Keep the shortest of all times, since other programs can only make a step slower. Each repeat
     #    measures all numbers, so that a slow moment of the machine does not spoil all times of one of them.
@@ -108,7 +111,8 @@ def measure(
     for S in in_order * REPEATS:
         if len(shortest) >= min(2, len(in_order)) and time.perf_counter() > deadline:
             break
-        times = np.array([*(trial.seconds(S, k) for k in drafts), trial.single_draft_seconds(S)])
+        seconds = [trial.seconds(S, k) for k in drafts]
+        times = np.array([*seconds, trial.single_draft_seconds(S)])
         shortest[S] = np.minimum(times, shortest.get(S, times))
     trial.stop()
     sequences = sorted(shortest)
@@ -159,19 +163,26 @@ class _Trial:
 
     def seconds(self, S: int, k: int) -> float:
         """The seconds of a step of S sequences with k drafts each."""
-        if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(k):
-            self.start(S, PROMPT_TOKENS)
+        self.run_requests(S, k)
         self.set_num_drafts(k)
-        self.step(S * k)  # not timed, since it began while a step of another kind was in flight
-        return min(self.step(S * k) for _ in range(STEPS))
+        return self.shortest_step(S * k)
 
     def single_draft_seconds(self, S: int) -> float:
         """The seconds of a step of S sequences, of which the first has one draft, and the others none."""
-        if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(1):
-            self.start(S, PROMPT_TOKENS)
+        self.run_requests(S, 1)
         self.speculation.lengths = SingleDraft(1, ALWAYS_DRAFT)
-        self.step(1)  # not timed, as in `seconds`
-        return min(self.step(1) for _ in range(STEPS))
+        return self.shortest_step(1)
+
+    def run_requests(self, S: int, k: int) -> None:
+        """Have S requests run that can take k drafts in each step that is measured."""
+        if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(k):
+            self.start(S, PROMPT_TOKENS)
+
+    def shortest_step(self, total_drafts: int) -> float:
+        """The seconds of the shortest of STEPS steps with `total_drafts` drafts."""
+        self.step(total_drafts)  # not timed, since it began while a step of another kind was in flight
+        times = [self.step(total_drafts) for _ in range(STEPS)]
+        return min(times)
 
     def read_seconds(self) -> float:
         """The seconds that a proposer takes to read one unread token.

@@ -14,9 +14,9 @@ def lookup(token_ids: Sequence[int], max_tokens: int, max_n: int = 4, min_n: int
     """Find an earlier occurrence of the end of a text, and return at most `max_tokens` tokens that followed.
 
     An occurrence of the text's last n tokens is looked for with n = `max_n` first, then with smaller n down
-    to `min_n`. The first n with an occurrence counts, and of its occurrences the latest. An occurrence may
-    overlap the end of the text, but is not the end itself. Fewer tokens are returned if the text ends before,
-    and none if there is no occurrence.
+    to `min_n`, which is at least 1. The first n with an occurrence counts, and of its occurrences the latest.
+    An occurrence may overlap the end of the text, but is not the end itself. Fewer tokens are returned if the
+    text ends before, and none if there is no occurrence.
     """
     text = np.array(token_ids, np.int64)
     for n in range(min(max_n, len(text) - 1), min_n - 1, -1):

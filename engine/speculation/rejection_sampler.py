@@ -85,16 +85,16 @@ class RejectionSampler:
         r = 0  # the index of the row
         for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True):
             for i in range(count):
-                parameters, position = batch.draws.rows[r], batch.draws.positions[r]
-                is_last = i == count - 1  # no draft follows the last row
+                row_draw, position = batch.draws.rows[r], batch.draws.positions[r]
                 draft: int | None = None
-                # With a seed of the request, the token is drawn without regard to the draft, and
-                # `confirmed_tokens` compares the two afterwards.
-                if not is_last and not parameters.names_seed:
+                draft_probs: Tensor | None = None
+                # No draft follows the last row. With a seed of the request, the token is drawn without regard
+                # to the draft, and `confirmed_tokens` compares the two afterwards.
+                if i < count - 1 and not row_draw.names_seed:
                     draft = batch.token_ids[batch.rows.chosen[r] + 1]
-                is_sampled = draft is not None and parameters.temperature > 0
-                draft_probs = self.draft_probs.get(seq_id, position) if is_sampled else None
-                yield VerifiedRow(parameters, position, draft, draft_probs)
+                    if row_draw.temperature > 0:
+                        draft_probs = self.draft_probs.get(seq_id, position)
+                yield VerifiedRow(row_draw, position, draft, draft_probs)
                 r += 1
 
 

@@ -54,13 +54,8 @@ class StepTimes:
         )
 
     def __post_init__(self) -> None:
-        for name, first, numbers in (("sequences", 1, self.sequences), ("drafts", 0, self.drafts)):
-            are_ints = all(type(number) is int for number in numbers)
-            ascending = are_ints and all(a < b for a, b in pairwise(numbers))
-            if not numbers or not ascending or numbers[0] != first:
-                raise ValueError(
-                    f"step_times: {name}={numbers}: whole numbers from {first} upwards are accepted"
-                )
+        _check_ascending("sequences", self.sequences, first=1)
+        _check_ascending("drafts", self.drafts, first=0)
         N, M = len(self.sequences), len(self.drafts)
         all_seconds = [seconds for row in self.step_seconds for seconds in row]
         if [len(row) for row in self.step_seconds] != [M] * N or not all(map(_is_time, all_seconds)):
@@ -95,6 +90,14 @@ class StepTimes:
     def seconds_to_read(self, tokens: int) -> float:
         """The seconds that a proposer takes to read `tokens` unread tokens."""
         return tokens * self.read_seconds
+
+
+def _check_ascending(name: str, numbers: tuple[int, ...], first: int) -> None:
+    """Raises ValueError unless `numbers` are ints in ascending order, the first of which is `first`."""
+    are_ints = all(type(number) is int for number in numbers)
+    ascending = are_ints and all(a < b for a, b in pairwise(numbers))
+    if not numbers or not ascending or numbers[0] != first:
+        raise ValueError(f"step_times: {name}={numbers}: whole numbers from {first} upwards are accepted")
 
 
 def _is_time(number: object) -> bool:

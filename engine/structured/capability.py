@@ -30,9 +30,9 @@ class StructuredOutput:
         self.compiler, self._eos_ids = compiler, tuple(eos_ids)
 
     def slow_work(self, params: SamplingParams) -> SlowWork | None:
-        """The work that compiles a request's constraint; None if there is none, or if it is compiled."""
-        structure = params.structured_outputs
-        return self.work_to_compile(structure) if isinstance(structure, StructuredOutputsParams) else None
+        """The work that compiles a request's constraint; None if it has none, or if that is compiled."""
+        constraint = params.structured_outputs
+        return self.work_to_compile(constraint) if isinstance(constraint, StructuredOutputsParams) else None
 
     def work_to_compile(self, params: StructuredOutputsParams) -> SlowWork | None:
         """The work that compiles a constraint; None if it is compiled already."""
@@ -61,14 +61,14 @@ class StructuredOutput:
         if not any(request.constraint for request in step.requests):
             return batch
         rows = list(batch.draws.rows)
-        first_row = 0  # of the request
-        for request, num_rows, drafts in zip(
-            step.requests, batch.rows.chosen_counts, drafts_of(batch), strict=True
-        ):
+        first = 0  # the index of the request's first row
+        counts = batch.rows.chosen_counts
+        for request, num_rows, drafts in zip(step.requests, counts, drafts_of(batch), strict=True):
             if request.constraint and num_rows:
-                for row, mask in enumerate(request.constraint.masks(drafts), start=first_row):
-                    rows[row] = replace(rows[row], mask=intersection(mask, rows[row].mask), is_adjusted=True)
-            first_row += num_rows
+                for i, mask in enumerate(request.constraint.masks(drafts), start=first):
+                    both = intersection(mask, rows[i].mask)
+                    rows[i] = replace(rows[i], mask=both, is_adjusted=True)
+            first += num_rows
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
     def must_land_first(self, step: Step) -> bool:
@@ -79,4 +79,5 @@ class StructuredOutput:
         )
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:
+        """`result` as it is."""
         return result

@@ -10,9 +10,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
@@ -20,7 +19,7 @@ from engine.decoding.structured import StructuredOutputsParams
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.costs import why_refused
-from engine.structured.matcher import Structure, StructureFailed, StructureFromMatcher
+from engine.structured.matcher import Matcher, Structure, StructureFailed, StructureFromMatcher
 from engine.structured.places import place_of_refusal
 from engine.structured.regex import RegexError, parse
 from engine.structured.stack import call_with_large_stack
@@ -129,7 +128,7 @@ class Compiler:
             return self._continuation(params.prefix, self.compile(replace(params, prefix=None)))
         self._set_up()
         if self._uses_guidance:
-            return call_with_large_stack(partial(self._compile_with_guidance, params))
+            return call_with_large_stack(lambda: self._compile_with_guidance(params))
         return self._compile_with_ruvon(params)
 
     def _continuation(self, prefix: str, structure: Structure) -> Structure:
@@ -139,15 +138,24 @@ class Compiler:
         matcher, data = structure.start(), prefix.encode()
         beginning = "the beginning that the output continues"
         try:
-            token_ids = self._vocabulary.longest_tokens(data)
-            fitting = list(takewhile(matcher.advance, token_ids))
+            num_fitting = self._advance(matcher, data)
         except (StructureFailed, ValueError) as error:
             raise ParameterError(FIELD, f"{FIELD}: {beginning}: {error}") from None
-        if len(fitting) < len(token_ids):
-            num_bytes = sum(len(self._vocabulary.tokens[token_id]) for token_id in fitting)
-            rest = data[num_bytes:].decode(errors="replace")[:40]
+        if num_fitting < len(data):
+            rest = data[num_fitting:].decode(errors="replace")[:40]
             raise ParameterError(FIELD, f"{FIELD}: {beginning} does not fit from {rest!r} on")
         return StructureFromMatcher(matcher)
+
+    def _advance(self, matcher: Matcher, text: bytes) -> int:
+        """Have the matcher take tokens of a text, up to the first that does not fit. Returns the number of
+        their bytes. Raises StructureFailed, and ValueError if the text is not made of tokens.
+        """
+        num_bytes = 0
+        for token_id in self._vocabulary.longest_tokens(text):
+            if not matcher.advance(token_id):
+                break
+            num_bytes += len(self._vocabulary.tokens[token_id])
+        return num_bytes
 
     def _set_up(self) -> None:
         """Make the vocabulary and the backend, if they are not made yet."""
@@ -210,22 +218,21 @@ class Compiler:
             """llguidance's error for this schema, or None."""
             try:
                 self._guidance.compile(guidance.json_grammar(params, schema))
-            except (guidance.RefusedByGuidance, ValueError) as error:
+            except ValueError as error:
                 return str(error)
             return None
 
         schema = json.loads(params.schema_text())
         try:
-            if reason := why_refused(schema):
-                raise _refused("json", f": {reason}")
-            return self._guidance.compile(guidance.json_grammar(params, schema))
+            reason = why_refused(schema)
+            if reason is None:
+                return self._guidance.compile(guidance.json_grammar(params, schema))
         except RecursionError:
             raise _refused("json", " is nested too deeply") from None
-        except ParameterError:  # a ValueError of ours, which is complete
-            raise
-        except (guidance.RefusedByGuidance, ValueError) as error:
+        except ValueError as error:  # llguidance's
             field = "json" if params.json is not None else "json_object"
             raise _refused(field, f": {error} at {place_of_refusal(schema, guidance_error)}") from None
+        raise _refused("json", f": {reason}")
 
 
 def _cache_key(params: StructuredOutputsParams) -> str:

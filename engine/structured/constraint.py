@@ -97,11 +97,15 @@ class OutputConstraint:
         allowed = matcher.allowed() if self._num_ends == 0 else _no_tokens()
         if len(allowed) < self._eos_words:
             allowed = np.concatenate([allowed, np.zeros(self._eos_words - len(allowed), np.int32)])
-        bits = allowed.view(np.uint32)  # unsigned, since the highest bit is a token's bit and no sign
+        # A view of `allowed`, without signs, since the highest bit is a token's bit.
+        words = allowed.view(np.uint32)
         may_end = self._may_end(matcher)
         for token_id in self._eos_ids:
-            word, bit = token_id // 32, np.uint32(1 << token_id % 32)
-            bits[word] = bits[word] | bit if may_end else bits[word] & ~bit
+            bit = np.uint32(1 << token_id % 32)
+            if may_end:
+                words[token_id // 32] |= bit
+            else:
+                words[token_id // 32] &= ~bit
         return allowed
 
 

@@ -29,13 +29,15 @@ def why_refused(schema: Any) -> str | None:
     """Why a schema is refused: the keyword, its value and what is accepted. None if it is not refused."""
     common_multiple, sum_of_multiples = 1, 0
     for part in _all_schemas(schema):
-        if reason := _why_part_refused(part):
+        reason = _why_part_refused(part)
+        if reason is not None:
             return reason
         value = part.get("multipleOf")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
             continue
         digits = _without_zeros(value)
-        common_multiple, sum_of_multiples = math.lcm(common_multiple, digits), sum_of_multiples + digits
+        common_multiple = math.lcm(common_multiple, digits)
+        sum_of_multiples += digits
         if max(common_multiple, sum_of_multiples) > MAX_MULTIPLE:
             return (
                 f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
@@ -98,7 +100,12 @@ class _Count(NamedTuple):
     # A text within it, by the name of its property or the number of its item; None: of all others.
     within: dict[str | int | None, int]
 
+    def of(self, name: str | int | None) -> int:
+        """The count of one text within."""
+        return self.within.get(name, self.within[None])
+
     def most(self) -> int:
+        """The count of the text that has most."""
         return max(self.whole, *self.within.values())
 
 
@@ -121,9 +128,8 @@ class _PatternCounter:
         """`root`: the whole schema, in which references are looked up."""
         self.root = root
         self.before: dict[str, _Count] = {}  # by reference, of the pass before
-        self.counts: dict[
-            str, _Count
-        ] = {}  # by reference; that of the pass before while the count is under way
+        # By reference, of this pass; while a count is under way, that of the pass before.
+        self.counts: dict[str, _Count] = {}
         self.steps_left = MAX_STEPS
 
     def count(self) -> int:
@@ -160,10 +166,13 @@ class _PatternCounter:
         self.steps_left -= 1 + len(names) * len(counts)
         if self.steps_left < 0:
             raise _TooManySteps
-        within = {name: merge([c.within.get(name, c.within[None]) for c in counts]) for name in names}
-        return _Count(merge([count.whole for count in counts]), within) if counts else NO_PATTERN
+        if not counts:
+            return NO_PATTERN
+        within = {name: merge([count.of(name) for count in counts]) for name in names}
+        return _Count(merge([count.whole for count in counts]), within)
 
     def _count_reference(self, reference: str) -> _Count:
+        """The counts of the schema to which a reference leads, computed once in each pass."""
         if reference not in self.counts:
             self.counts[reference] = self.before.get(reference, NO_PATTERN)
             self.counts[reference] = self._count(self._resolve(reference))

@@ -36,16 +36,22 @@ def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
         with_definitions = {**definitions, **part} if isinstance(part, Mapping) else part
         return time.thread_time() < deadline and why_refused(with_definitions) == reason
 
+    def refused_within(outer: Any) -> tuple[str, Any] | None:
+        """The first schema directly within `outer` that is refused, as (its steps in a JSON pointer, the
+        schema); None if none is.
+        """
+        for steps, part in _schemas_within(outer):
+            if is_refused(part):
+                return steps, part
+        return None
+
     # 1. Go down to the smallest schema that is refused.
     pointer, smallest = "#", schema
-    goes_deeper = True
-    while goes_deeper:
-        goes_deeper = False
-        for step, part in _schemas_within(smallest):
-            if is_refused(part):
-                pointer, smallest = f"{pointer}/{step}", part
-                goes_deeper = True
-                break
+    inner = refused_within(schema)
+    while inner is not None:
+        steps, smallest = inner
+        pointer += f"/{steps}"
+        inner = refused_within(smallest)
     # 2. There, find the keyword without which the schema is not refused. The reason may name the keyword, so
     #    keywords in it are tried first.
     keywords = list(smallest) if isinstance(smallest, Mapping) else []

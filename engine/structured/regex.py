@@ -46,7 +46,7 @@ def parse(text: str) -> Expression:
 
 class _Reader:
     """Reads `text` from `position` on. There is a method for each form that may come next: it steps over the
-    form, and returns what the form stands for.
+    form, and returns what the form stands for. Every method raises RegexError for what it does not accept.
     """
 
     def __init__(self, text: str) -> None:
@@ -131,12 +131,13 @@ class _Reader:
     def repetition(self, item: Expression) -> Expression:
         """The item, repeated as `*`, `+`, `?` or `{m,n}` says; the item itself if none of them follows."""
         start = self.position
-        least, most = 1, None
+        least: int
+        most: int | None  # None: any number
         match self.accept("*", "+", "?", "{"):
             case "*":
-                least = 0
+                least, most = 0, None
             case "+":
-                pass
+                least, most = 1, None
             case "?":
                 least, most = 0, 1
             case "{":
@@ -156,10 +157,11 @@ class _Reader:
         as the most means any number.
         """
         end = self.text.find("}", self.position)
-        low, comma, high = self.text[self.position : max(end, self.position)].partition(",")
+        content = self.text[self.position : end] if end >= 0 else ""
+        low, comma, high = content.partition(",")
         given = [number for number in (low, high) if number]
         are_numbers = all(number.isascii() and number.isdigit() and len(number) <= 9 for number in given)
-        if end < 0 or not given or not are_numbers:
+        if not given or not are_numbers:
             self.refuse("a number of repetitions is expected, such as {2} or {2,5}")
         self.position = end + 1
         if not comma:

@@ -335,7 +335,7 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
         def __call__(self, logits, token_ids, batch):
             return []
 
-        def add_to(self, result, batch, arrays):
+        def add_to(self, result, batch, token_ids, arrays):
             tokens = [[{id: Logprob(-0.5, 1, "") for id in ids}] for ids in result.tokens]
             prompt = [None, *[{0: Logprob(-1.0, 1, "")}] * 2] if batch.positions[0] == 0 else []
             return replace(result, logprobs=tokens, prompt_logprobs=[prompt])

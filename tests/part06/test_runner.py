@@ -64,8 +64,8 @@ def test_what_scores_find_comes_home_as_it_was(batch):
         def __call__(self, logits, token_ids, batch):
             return self.tensors
 
-        def add_to(self, result, batch, arrays):
-            self.told_of = arrays
+        def add_to(self, result, batch, token_ids, arrays):
+            self.told_of = [token_ids, *arrays]
             return replace(result, counters={"told": 1.0})
 
     asked, silent = Score([*numbers]), Score(None)

@@ -11,7 +11,7 @@ from engine.decoding.sampling_state import SamplingState
 from engine.requests.request import State
 from engine.requests.step import Step, StepResult
 from engine.scheduling.batching import make_batch
-from engine.speculation.capability import CATCH_UP, NgramProposer, Speculation, Tally
+from engine.speculation.capability import CATCH_UP, NgramProposer, ProposerInput, Speculation, Tally
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.measuring import ALWAYS_DRAFT
@@ -33,9 +33,9 @@ class Watched:
     def num_unread(self, request, ids):
         return max(1, self.late.get(request.id, 1) - (len(request.token_ids) + 1 - len(ids)))
 
-    def propose(self, texts, most):
-        self.asked.append([(request.id, len(ids), k) for (request, ids), k in zip(texts, most, strict=True)])
-        return [list(range(70, 70 + k)) for k in most]
+    def propose(self, inputs):
+        self.asked.append([(request.id, len(ids), k) for request, ids, k in inputs])
+        return [list(range(70, 70 + item.max_tokens)) for item in inputs]
 
 
 class Room:
@@ -264,7 +264,7 @@ def test_who_is_not_late_is_told_though_others_use_up_what_may_be_read():
 
 def test_who_found_no_draft_is_told_to_lengths():
     speculation = made(wanted=(2, 0))
-    speculation.proposer.propose = lambda texts, most: [[] for _ in texts]
+    speculation.proposer.propose = lambda inputs: [[] for _ in inputs]
     landed(speculation, [request(), request("b")], [[5], [6]])
     assert speculation.lengths.told == [("a", 1, 0)], "as good as one that did not stand; b was not asked"
 
@@ -288,7 +288,8 @@ def test_lookup_looks_at_each_text_alone():
     asked = []
     proposer = NgramProposer(lambda ids, most: asked.append((ids, most)) or [1] * most)
     assert proposer.num_unread(request(), [1, 2, 3]) == 0, "it has no memory, so it is never behind"
-    assert proposer.propose([(request(), [1, 2]), (request(), [3])], [2, 1]) == [[1, 1], [1]]
+    inputs = [ProposerInput(request(), [1, 2], 2), ProposerInput(request(), [3], 1)]
+    assert proposer.propose(inputs) == [[1, 1], [1]]
     assert asked == [([1, 2], 2), ([3], 1)]
 
 

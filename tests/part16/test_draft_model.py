@@ -12,6 +12,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.requests.request import Request
+from engine.speculation.capability import ProposerInput
 from engine.speculation.draft_model import DRAFT_SEED, DraftModel, DraftSampler
 from engine.speculation.rejection_sampler import DraftProbs
 
@@ -61,6 +62,11 @@ def request(draft: DraftModel, ids: list[int], name: str = "a", by: int = 0, **p
     return made
 
 
+def propose(draft: DraftModel, texts, most) -> list[list[int]]:
+    inputs = [ProposerInput(request, ids, n) for (request, ids), n in zip(texts, most, strict=True)]
+    return draft.propose(inputs)
+
+
 def alone(model, ids: list[int], count: int) -> list[int]:
     """The model's own greedy text, everything anew for each token."""
     ids = list(ids)
@@ -71,7 +77,7 @@ def alone(model, ids: list[int], count: int) -> list[int]:
 
 def test_it_proposes_its_own_greedy_text(model, draft):
     one, other = request(draft, TEXT), request(draft, TEXT[3:], "b")
-    made = draft.propose([(one, TEXT), (other, TEXT[3:])], [4, 2])
+    made = propose(draft, [(one, TEXT), (other, TEXT[3:])], [4, 2])
     assert made == [alone(model, TEXT, 4), alone(model, TEXT[3:], 2)], (
         "its own text, as many as each may have"
     )
@@ -81,22 +87,22 @@ def test_it_proposes_its_own_greedy_text(model, draft):
 
 def test_one_may_read_while_another_is_told_tokens(model, draft):
     one, other = request(draft, TEXT), request(draft, TEXT[3:], "b")
-    made = draft.propose([(one, TEXT), (other, TEXT[3:])], [0, 2])
+    made = propose(draft, [(one, TEXT), (other, TEXT[3:])], [0, 2])
     assert made == [[], alone(model, TEXT[3:], 2)], "each token comes from the row of its own sequence"
 
 
 def test_a_proposal_is_chosen_by_the_requests_own_parameters(draft):
     one = request(draft, TEXT, logit_bias={277: 100.0})
-    assert draft.propose([(one, TEXT)], [3]) == [[277, 277, 277]], "bias and penalties, as for the target"
+    assert propose(draft, [(one, TEXT)], [3]) == [[277, 277, 277]], "bias and penalties, as for the target"
     other = request(draft, TEXT, "b", logit_bias={277: 30.0}, frequency_penalty=2.0)
-    (guess,) = draft.propose([(other, TEXT)], [20])
+    (guess,) = propose(draft, [(other, TEXT)], [20])
     assert guess[0] == 277
     assert set(guess) != {277}, "penalties count its own guesses as output"
 
 
 def test_a_guess_that_stood_is_not_read_again(model, draft):
     one = request(draft, TEXT)
-    (guess,) = draft.propose([(one, TEXT)], [3])
+    (guess,) = propose(draft, [(one, TEXT)], [3])
     for stood, late in ((2, 1), (1, 1), (0, 1), (3, 2)):
         known = [*TEXT, *guess[:stood], 7]
         assert draft.num_unread(one, known) == late, (
@@ -104,7 +110,7 @@ def test_a_guess_that_stood_is_not_read_again(model, draft):
         )
     assert draft.num_unread(one, [*TEXT, 7, 8]) == 2, "behind a wrong guess nothing was read"
     known = [*TEXT, *guess[:2], 7]
-    assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)], (
+    assert propose(draft, [(one, known)], [2]) == [alone(model, known, 2)], (
         "keys of a wrong guess are written over"
     )
     assert draft.passes[3:] == [1, 1]
@@ -112,19 +118,19 @@ def test_a_guess_that_stood_is_not_read_again(model, draft):
 
 def test_who_is_told_nothing_falls_behind_and_catches_up(model, draft):
     one = request(draft, TEXT)
-    draft.propose([(one, TEXT)], [1])
+    propose(draft, [(one, TEXT)], [1])
     known = [*TEXT, 290, 291, 292, 293]
     assert draft.num_unread(one, known) == 4
-    assert draft.propose([(one, known[:12])], [0]) == [[]], "with 0 the text is only read"
+    assert propose(draft, [(one, known[:12])], [0]) == [[]], "with 0 the text is only read"
     assert draft.num_unread(one, known) == 2
-    assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)]
+    assert propose(draft, [(one, known)], [2]) == [alone(model, known, 2)]
     assert draft.num_unread(one, known) == 1, "at least the last one is read, for what comes behind it"
 
 
 def test_what_a_token_was_drawn_from_is_told(model, draft):
     one = request(draft, TEXT, temperature=0.9, top_k=20, by=5, repetition_penalty=1.2)
     other = request(draft, TEXT[2:], "b")
-    drawn, _ = draft.propose([(one, TEXT), (other, TEXT[2:])], [3, 3])
+    drawn, _ = propose(draft, [(one, TEXT), (other, TEXT[2:])], [3, 3])
     assert not draft.probs("b"), "the likeliest is certain"
     ids = list(TEXT)
     for i, token_id in enumerate(drawn):
@@ -139,7 +145,7 @@ def test_what_a_token_was_drawn_from_is_told(model, draft):
 
 def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(model, draft):
     one = request(draft, TEXT, temperature=0.9, top_k=20, seed=5)
-    (drawn,) = draft.propose([(one, TEXT)], [3])
+    (drawn,) = propose(draft, [(one, TEXT)], [3])
     ids = list(TEXT)
     for i, token_id in enumerate(drawn):
         want = distribution(FullForward(model)(ids)[None], [one.sampling], [i])
@@ -150,8 +156,8 @@ def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(mode
 
 def test_what_one_is_proposed_forgets_nothing_of_the_others(draft):
     one, other = (request(draft, TEXT, name, by=1, temperature=1.0) for name in "ab")
-    draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
-    draft.propose([(one, [*TEXT, 5])], [1])
+    propose(draft, [(one, TEXT), (other, TEXT)], [2, 2])
+    propose(draft, [(one, [*TEXT, 5])], [1])
     assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's drafts still wait to be verified"
 
 
@@ -159,15 +165,15 @@ def test_a_pass_that_fails_was_not_read(model, draft):
     one = request(draft, TEXT)
     draft.broken = True
     with pytest.raises(MemoryError):
-        draft.propose([(one, TEXT)], [2])
+        propose(draft, [(one, TEXT)], [2])
     assert draft.num_unread(one, TEXT) == len(TEXT)
     draft.broken = False
-    assert draft.propose([(one, TEXT)], [2]) == [alone(model, TEXT, 2)]
+    assert propose(draft, [(one, TEXT)], [2]) == [alone(model, TEXT, 2)]
 
 
 def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     one = request(draft, TEXT)
-    (guess,) = draft.propose([(one, TEXT)], [8])
+    (guess,) = propose(draft, [(one, TEXT)], [8])
     wrong = [*TEXT, *[token_id + 1 for token_id in guess]]
     one.token_ids, one.num_computed_tokens = wrong, len(wrong) - 1
     draft.cache.commit(one, len(wrong) - 1)  # the target has read it all; the draft TEXT, and its guesses
@@ -176,7 +182,7 @@ def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     assert draft.cache.allocations["b"].num_committed == 2 * P, "the target finds two blocks"
     num_unread = draft.num_unread(again, wrong)
     assert num_unread == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
-    assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
+    assert propose(draft, [(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
 
 def admitted(draft: DraftModel, name: str, parent: Request | None = None) -> Request:
@@ -200,7 +206,7 @@ def test_what_the_target_has_is_not_what_the_draft_has(draft):
 
 def test_preempted_is_forgotten(draft):
     one = request(draft, TEXT)
-    draft.propose([(one, TEXT)], [3])
+    propose(draft, [(one, TEXT)], [3])
     draft.cache.preempt(one)
     assert not draft.cache.draft_progress
     draft.cache.admit(one)
@@ -216,7 +222,7 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     draft.runner.ways[0].memory = memory
     draft.cache = memory.plan(preemption_mode="swap")
     one = request(draft, TEXT)
-    draft.propose([(one, TEXT)], [1])
+    propose(draft, [(one, TEXT)], [1])
     draft.cache.commit(one, len(TEXT))
     draft.cache.preempt(one)
     assert draft.cache.admit(one) == len(TEXT)
@@ -224,4 +230,4 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     memory.apply(draft.cache.take_copies())
     known = [*TEXT, 7]
     assert draft.num_unread(one, known) == 1
-    assert draft.propose([(one, known)], [3]) == [alone(model, known, 3)]
+    assert propose(draft, [(one, known)], [3]) == [alone(model, known, 3)]

@@ -99,7 +99,7 @@ def test_room_of_guesses_nobody_made_goes_back_while_the_next_step_is_under_way(
     """Room was lent, nothing was found; then steps run ahead, and the trim comes with one in flight."""
     cache = BlockCache(200, 1)
     engine = mixing(cache, Policy(lambda step: step == 2))
-    speculation_of(engine).proposer.propose = lambda texts, most: [[] for _ in texts]
+    speculation_of(engine).proposer.propose = lambda inputs: [[] for _ in inputs]
     engine.add_request("a", "hello", replace(GREEDY, max_tokens=12))
     lent = []
     for _ in steps_of(engine):
@@ -151,11 +151,11 @@ def test_a_proposer_that_fails_costs_no_token():
     proposer, calls = speculation_of(engine).proposer, []
     propose = proposer.propose
 
-    def failing(texts, most):
-        calls.append(len(texts))
+    def failing(inputs):
+        calls.append(len(inputs))
         if len(calls) % 2:
             raise RuntimeError("no room")
-        return propose(texts, most)
+        return propose(inputs)
 
     proposer.propose = failing
     for number in range(6):

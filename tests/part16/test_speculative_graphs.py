@@ -26,7 +26,7 @@ from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import Queues
 from engine.scheduling.scored_rows import scored_rows
-from engine.speculation.capability import Speculation
+from engine.speculation.capability import ProposerInput, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.measuring import ALWAYS_DRAFT
@@ -283,19 +283,19 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
     found = []
     for how in ("graphs", "eager"):
         memory, draft_probs = memory_of(relu_model), DraftProbs()
-        plan, texts = memory.plan(), []
+        plan, inputs = memory.plan(), []
         reader = runner_of(relu_model, memory, how, verifying_steps)
         reader.select = DraftSampler(draft_probs)
         proposer = DraftModel(reader, plan, MAX_LEN)
-        for name, n in {"a": 3, "b": 2}.items():
+        for name, n, most in (("a", 3, 6), ("b", 2, 3)):
             request = sequence(name, prompt(name, n))
             settings = SamplingParams(**{"temperature": 0} | params)
             request.params = settings
             request.sampling = SamplingState(settings, request.token_ids, [], 7)
             plan.admit(request)
             assert plan.reserve(request, n + 6)
-            texts.append((request, request.token_ids))
-        guesses = proposer.propose(texts, [6, 3])
+            inputs.append(ProposerInput(request, request.token_ids, most))
+        guesses = proposer.propose(inputs)
         drawn = [[draft_probs.get(name, place) is not None for place in range(7)] for name in "ab"]
         found.append((guesses, dict(plan.draft_progress), drawn))
     assert found[0] == found[1]

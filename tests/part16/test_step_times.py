@@ -10,6 +10,7 @@ from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import ModelRunner
 from engine.speculation import measuring
+from engine.speculation.capability import ProposerInput
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.measuring import ALWAYS_DRAFT, FullProposer, measure
 from engine.speculation.step_times import StepTimes
@@ -103,11 +104,12 @@ def trial(
     proposer = speculation_of(engine).proposer
     propose, read = proposer.propose, dict[str, int]()
 
-    def timed(texts, most):
-        unread = sum(len(ids) - read.get(request.id, 0) for request, ids in texts)
-        read.update({request.id: len(ids) for request, ids in texts})
-        clock.now += machine.draft * max(most) + machine.seconds_to_read(unread)
-        return propose(texts, most)
+    def timed(inputs):
+        unread = sum(len(ids) - read.get(request.id, 0) for request, ids, _ in inputs)
+        read.update({request.id: len(ids) for request, ids, _ in inputs})
+        most = max(item.max_tokens for item in inputs)
+        clock.now += machine.draft * most + machine.seconds_to_read(unread)
+        return propose(inputs)
 
     proposer.propose = timed
     return engine, measure(engine, speculation_of(engine), seats, budget)
@@ -148,9 +150,10 @@ def test_where_there_is_no_room_fewer_are_measured(monkeypatch):
 
 
 def test_a_step_that_is_measured_has_all_its_drafts():
-    inner = SimpleNamespace(max_positions=9, num_unread=lambda *_: 5, propose=lambda texts, most: [[7], []])
+    inner = SimpleNamespace(max_positions=9, num_unread=lambda *_: 5, propose=lambda inputs: [[7], []])
     full = FullProposer(inner)
-    assert full.propose([None, None], [3, 2]) == [[7, 0, 0], [0, 0]], "found or not"
+    inputs = [ProposerInput(None, [], 3), ProposerInput(None, [], 2)]
+    assert full.propose(inputs) == [[7, 0, 0], [0, 0]], "found or not"
     assert (full.max_positions, full.num_unread(None, [])) == (9, 5)
 
 

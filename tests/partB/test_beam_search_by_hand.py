@@ -175,17 +175,19 @@ def test_a_length_penalty_divides_the_score_by_the_length_to_its_power():
 
 def test_the_best_answers_are_kept_by_their_penalized_score():
     answers = BestAnswers[str](2, 1.0)
-    answers.add([(-2.0, 1, "short"), (-3.0, 3, "long"), (-9.0, 3, "poor")])
+    answers.add(-2.0, 1, "short")
+    answers.add(-3.0, 3, "long")
+    answers.add(-9.0, 3, "poor")
     assert [answer for _, answer in answers.kept] == ["long", "short"]
-    answers.add([(-4.0, 2, "equal to short")])
+    answers.add(-4.0, 2, "equal to short")
     assert [answer for _, answer in answers.kept] == ["long", "short"], "an equal one displaces no other"
 
 
 def test_the_search_may_end_when_no_beam_could_displace_an_answer():
     answers = BestAnswers[str](2, 1.0)
-    answers.add([(-1.0, 1, "a")])
+    answers.add(-1.0, 1, "a")
     assert answers.may_improve(-100.0, 1), "there is a place left"
-    answers.add([(-4.0, 2, "b")])
+    answers.add(-4.0, 2, "b")
     assert answers.may_improve(-5.9, 3), "-5.9 / 3 is better than -2"
     assert not answers.may_improve(-6.0, 3), "-6 / 3 is no better than -2"
 
