@@ -69,12 +69,11 @@ def targets_of(config: ModelConfig) -> dict[str, Target]:
     """
     family = architecture(config.model_type, config.model_impl)
     model = family.Model(config, device="meta")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     targets = {}
     for name, place in family.places(config).items():
         layer, _, leaf = place.parameter.rpartition(".")
         if leaf == "weight" and layer != "head" and isinstance(model.get_submodule(layer), nn.Linear):
-            weight = parameters[place.parameter]
+            weight = model.get_parameter(place.parameter)
             weight = weight if place.rows is None else weight[place.rows]
             targets[name.removesuffix(".weight")] = Target(layer, place.rows, tuple(weight.shape))
     return targets
