@@ -52,7 +52,8 @@ class AppendAttend:
         if device.type == "cuda":
             self.max_programs = 8 * num_multiprocessors(device)
         self.parts = torch.empty(self.max_programs, head_dim, device=device)
-        self.stats = torch.empty(2, self.max_programs, device=device)  # maximum and total of each part
+        self.maxima = torch.empty(self.max_programs, device=device)  # of each part
+        self.totals = torch.empty(self.max_programs, device=device)  # of each part
         # For each row and head, the number of programs that have stored their part. 0 between two steps.
         self.arrived = torch.zeros(self.max_programs, device=device, dtype=torch.int32)
 
@@ -77,20 +78,20 @@ class AppendAttend:
         """
         S = len(qkv)
         splits = self.num_splits(S)
-        tensors = qkv, bias, keys, values, slots, tables, lens, out
-        scalars = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.num_heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
             tile = WHOLE_TILE if pdl else WHOLE_TILE_WITHOUT_PDL
             _attend_whole[(self.num_heads, S)](
-                *tensors, *scalars, **shape, **tile, ROWS=MIN_DOT_SIZE, PDL=pdl, launch_pdl=pdl
-            )
+                qkv, bias, keys, values, slots, tables, lens, out, tables.stride(0), self.head_dim**-0.5,
+                **shape, **tile, ROWS=MIN_DOT_SIZE, PDL=pdl, launch_pdl=pdl,
+            )  # fmt: skip
         else:
             tile = SPLIT_TILE if self.head_dim <= 64 else SPLIT_TILE_WIDE_HEAD
-            scratch = self.parts, *self.stats, self.arrived
             _attend_split[(self.num_heads, S, splits)](
-                *tensors, *scratch, *scalars, **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl
-            )
+                qkv, bias, keys, values, slots, tables, lens, out,
+                self.parts, self.maxima, self.totals, self.arrived, tables.stride(0), self.head_dim**-0.5,
+                **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl,
+            )  # fmt: skip
 
 
 @triton.jit

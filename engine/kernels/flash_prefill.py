@@ -31,10 +31,11 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     tile = TILES[q.element_size()]
-    strides = [*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2]]  # of a token, of a head
+    query_start, key_start = spans.on(q.device)
     grid = triton.cdiv(max_length(spans.query_start), tile), Hq, len(spans.query_start) - 1
     _flash_prefill[grid](
-        q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,
+        q, k, v, out, query_start, key_start, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        v.stride(0), v.stride(1), out.stride(0), out.stride(1), Dh**-0.5,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
         num_warps=4, num_stages=2,
     )  # fmt: skip

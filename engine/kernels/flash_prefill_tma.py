@@ -49,9 +49,10 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         return flash_prefill(q, k, v, spans)
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     padded = max(MIN_DOT_SIZE, triton.next_power_of_2(Dh))
+    query_start, key_start = spans.on(q.device)
     grid = Hq, triton.cdiv(max_length(spans.query_start), TILE), len(spans.query_start) - 1
     _flash_prefill_tma[grid](
-        *(_descriptor(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
+        _descriptor(q, padded), _descriptor(k, padded), _descriptor(v, padded), out, query_start, key_start,
         out.stride(0), Dh**-0.5 * LOG2_E,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=padded, TILE=TILE, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -81,7 +81,8 @@ class LlamaRow:
         self.inner = empty(config.intermediate_size)
         self.logits = empty_fp32(1, config.vocab_size)
         self.parts = empty_fp32(Hq, self.splits, Dh)
-        self.stats = empty_fp32(2, Hq, self.splits)  # maximum and total of each part
+        self.maxima = empty_fp32(Hq, self.splits)  # of each part
+        self.totals = empty_fp32(Hq, self.splits)  # of each part
         # For each key head, the number of programs that have stored their part. 0 between two steps.
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
 
@@ -138,9 +139,10 @@ class LlamaRow:
     ) -> None:
         """Launch `attend_row`: store the new key and value, and write attention's result to self.attended."""
         config = self.config
+        q_gain, k_gain = gains_of(attention)
         attend_row[(config.num_kv_heads, self.splits)](
-            self.qkv, self.cos_sin, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
-            self.parts, *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
+            self.qkv, self.cos_sin, q_gain, k_gain, keys, values, slots, tables, lens, self.attended,
+            self.parts, self.maxima, self.totals, self.arrived, config.norm_eps, config.head_dim**-0.5,
             HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
             ROWS=max(MIN_DOT_SIZE, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
             NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND_TILE,

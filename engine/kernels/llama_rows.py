@@ -114,8 +114,9 @@ class LlamaRows:
         first_gain = self.blocks[0].norm1.weight
         embed_rms_norm[(S,)](token_ids, model.embed.weight, x, first_gain, normed, eps, **shape)
         for layer, (block, next_gain) in enumerate(zip(self.blocks, self.next_gains, strict=True)):
-            pages = self.keys[layer], self.values[layer], slots, tables, lens
-            attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
+            attended = self._attend(
+                normed, block.attention, cos, sin, self.keys[layer], self.values[layer], slots, tables, lens
+            )  # [S, Hq, Dh]
             proj, down = self.summed_weights[layer]
             self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
             add_rms_norm[(S,)](x, product, block.norm2.weight, normed, eps, **shape)

@@ -7,8 +7,8 @@ the norm are one kernel.
 
 Two products of a block, `proj` and `down`, have few columns, and would leave most of the GPU idle with few
 rows. In steps of up to SPLIT_ROWS rows, a Triton kernel computes them in SPLITS parts of the inner dimension
-(split-K), and the next kernel sums the parts. For this the inner dimension must divide by SPLITS · INNER, and
-the columns by COLS, as in GPT-2 large and XL.
+(split-K), and the next kernel sums the parts. For this the inner dimension must be a multiple of SPLITS ·
+INNER, and the number of columns a multiple of COLS, as in GPT-2 large and XL.
 
 If the number of the output layer's rows is no multiple of 128, its weights are copied and padded to one.
 GPT-2 has 50,257 rows, and with this odd number the product takes several times as long.

@@ -71,14 +71,15 @@ def paged_attention(
     q, out = q.contiguous(), torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)
     shape = {"HQ": Hq, "DH": Dh, "DH_PADDED": max(MIN_DOT_SIZE, triton.next_power_of_2(Dh)), "SPLITS": splits}
     parts = out if splits == 1 else q.new_empty(S, Hq, splits, Dh, dtype=torch.float32)
-    stats = q.new_empty(2, S, Hq, splits, dtype=torch.float32)  # maximum and total of each part
+    stats = q.new_empty(2, S, Hq, splits, dtype=torch.float32)
+    maxima, totals = stats[0], stats[1]  # of each part
     _attend[(Hkv, S, splits)](
-        q, keys, values, tables, lens, out, parts, stats[0], stats[1], tables.stride(0), Dh**-0.5,
+        q, keys, values, tables, lens, out, parts, maxima, totals, tables.stride(0), Dh**-0.5,
         HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(MIN_DOT_SIZE, triton.next_power_of_2(Hq // Hkv)), **shape,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
-        _merge[(Hq, S)](parts, stats[0], stats[1], lens, out, TOKENS=TILE, **shape)
+        _merge[(Hq, S)](parts, maxima, totals, lens, out, TOKENS=TILE, **shape)
     return out
 
 

@@ -41,10 +41,13 @@ class VerifyAttend:
         self.max_programs = 4 * num_heads  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
             self.max_programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
-        part_rows = (self.num_splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
-        max_part_rows = max(part_rows) * num_heads  # enough for any pass of up to max_rows rows
+        # A part has a row for each new token that a program has room for. The scratch memory is enough for
+        # any pass of up to `max_rows` rows.
+        part_rows = [self.num_splits(S) * S * _new_token_lanes(S) for S in range(1, max_rows + 1)]
+        max_part_rows = max(part_rows) * num_heads
         self.parts = torch.empty(max_part_rows, head_dim, device=device)
-        self.stats = torch.empty(2, max_part_rows, device=device)  # maximum and total of each part's rows
+        self.maxima = torch.empty(max_part_rows, device=device)
+        self.totals = torch.empty(max_part_rows, device=device)
         # For each row and head, the number of programs that have stored their part. 0 between two passes.
         self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
 
@@ -69,8 +72,8 @@ class VerifyAttend:
         S = len(qkv)
         splits = self.num_splits(S)
         _verify[(self.num_heads, S, splits)](
-            qkv, bias, keys, values, slots, tables, lens, out, self.parts, *self.stats, self.arrived,
-            S, tables.stride(0), self.head_dim**-0.5,
+            qkv, bias, keys, values, slots, tables, lens, out,
+            self.parts, self.maxima, self.totals, self.arrived, S, tables.stride(0), self.head_dim**-0.5,
             H=self.num_heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_token_lanes(S),
             SPLITS=splits, BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=2,
         )  # fmt: skip

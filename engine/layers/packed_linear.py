@@ -178,24 +178,25 @@ class _Choice(NamedTuple):
 def _choose_forms(linears: list[nn.Linear], rows: int) -> dict[Shape, _Choice]:
     """The forms for the layers of each shape, by measuring each form that loses nothing."""
     possible_forms: list[Form] = [_unchanged]
-    for form in FORMS:
-        if all(form.can_pack(linear) for linear in linears):
-            possible_forms.append(form)
+    for layer_class in FORMS:
+        if all(layer_class.can_pack(linear) for linear in linears):
+            possible_forms.append(layer_class)
     # 1. The seconds of the layers of each shape, with all layers in one form.
     seconds_at_one_row: dict[Form, dict[Shape, float]] = {}
     seconds_at_rows: dict[Form, dict[Shape, float]] = {}
     for form in possible_forms:
-        packed = [form(linear) for linear in linears]
-        seconds_at_one_row[form] = _seconds_by_shape(linears, packed, 1)
+        packed: list[nn.Module] = [form(linear) for linear in linears]
+        seconds_at_one_row[form] = _seconds_by_shape(linears, packed, rows=1)
         seconds_at_rows[form] = _seconds_by_shape(linears, packed, rows)
         del packed  # before the next form's layers are made: both might not fit into memory
     # 2. Choose the fastest form for each shape.
     choices: dict[Shape, _Choice] = {}
-    for shape in map(_shape, linears):
-        first, second = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
-        max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[first][shape]
-        is_worth_it = rows > 1 and seconds_at_one_row[second][shape] < max_seconds
-        choices[shape] = _Choice(first, second if is_worth_it else first)
+    for linear in linears:
+        shape = _shape(linear)
+        for_rows, for_one_row = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
+        max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[for_rows][shape]
+        is_worth_it = rows > 1 and seconds_at_one_row[for_one_row][shape] < max_seconds
+        choices[shape] = _Choice(for_rows, for_one_row if is_worth_it else for_rows)
     return choices
 
 

@@ -72,11 +72,15 @@ class TiledRows:
         if self.middle is None or self.middle.shape[1] < K:  # one buffer serves all layers in turn
             self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)
         middle = self.middle
-        lookup = self.tile_rows, self.tile_slots, middle.stride(0)
         sizes = {"K": K, "K_PADDED": max(16, triton.next_power_of_2(K)), "TILE": TILE}
-        _shrink[(tiles,)](x.contiguous(), down, middle, *lookup, IN=in_features, INNER=INNER, **sizes)
-        grid = tiles, triton.cdiv(out_features, COLS)
-        _expand[grid](y, up, middle, *lookup, OUT=out_features, COLS=COLS, **sizes)
+        _shrink[(tiles,)](
+            x.contiguous(), down, middle, self.tile_rows, self.tile_slots, middle.stride(0),
+            IN=in_features, INNER=INNER, **sizes,
+        )  # fmt: skip
+        _expand[(tiles, triton.cdiv(out_features, COLS))](
+            y, up, middle, self.tile_rows, self.tile_slots, middle.stride(0),
+            OUT=out_features, COLS=COLS, **sizes,
+        )  # fmt: skip
         return y
 
 
