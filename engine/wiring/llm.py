@@ -39,7 +39,7 @@ from engine.wiring.llm_prompts import (
 )
 from engine.wiring.llm_tokenizer import ChatTokenizer, chat_template_of
 
-Params = SamplingParams | Sequence[SamplingParams] | None
+Params = SamplingParams | Sequence[SamplingParams | None] | None
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
@@ -78,7 +78,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt. Returns one finished RequestOutput per prompt, in the prompts' order.
 
-        `sampling_params` is one for all prompts or a list with one for each; by default
+        `sampling_params` is one for all prompts or a list with one for each; None means
         `get_default_sampling_params`. `priority` is a list with a number for each prompt: lower numbers are
         served first. `lora_request` is one adapter for all prompts or a list with one for each, in which None
         means the base model; it needs `enable_lora`. `use_tqdm` is described at `Progress`.
@@ -89,7 +89,7 @@ class LLM:
         parsed = read_prompts(prompts)
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
-        return self._complete(parsed, sampling_params, use_tqdm)
+        return self._complete(parsed, self._params_of_each(sampling_params, len(parsed)), use_tqdm)
 
     def chat(
         self,
@@ -123,9 +123,7 @@ class LLM:
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         conversations = read_conversations(messages)
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        given_params = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
+        given_params = self._params_of_each(sampling_params, len(conversations))
         parsed, params_of_each = [], []
         for conversation, params in zip(conversations, given_params, strict=True):
             if continue_final_message:
@@ -249,11 +247,23 @@ class LLM:
         for prompt, lora in zip(parsed, loras, strict=True):
             prompt.options["adapter"] = lora
 
+    def _params_of_each(self, params: Params, num_prompts: int) -> list[SamplingParams]:
+        """The parameters of each prompt: `get_default_sampling_params` where `params` has None. Raises
+        ParameterError if an entry is no SamplingParams, or if their number is not that of the prompts.
+        """
+        given = per_prompt("sampling_params", params, num_prompts, SamplingParams)
+        if None not in given:
+            return given
+        default = self.get_default_sampling_params()
+        return [default if entry is None else entry for entry in given]
+
     @rare_collections()
-    def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Run the requests until all have finished. Returns their outputs in the prompts' order."""
-        params = self.get_default_sampling_params() if params is None else params
-        params_of_each = per_prompt("sampling_params", params, len(parsed), SamplingParams)
+    def _complete(
+        self, parsed: list[ParsedPrompt], params_of_each: list[SamplingParams], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
+        """Run the requests until all have finished. Returns their outputs in the prompts' order. Raises
+        RuntimeError if one fails.
+        """
         progress = Progress(len(parsed), use_tqdm)
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}

@@ -36,7 +36,7 @@ def conversation_prompt(
     template: ChatTemplate,
     tokenizer: Tokenizer,
     config: ModelConfig,
-    params: SamplingParams | None,
+    params: SamplingParams,
 ) -> ParsedPrompt:
     """The prompt of one conversation, cut at its beginning if `params.truncate_prompt_tokens` says so.
 
@@ -51,7 +51,7 @@ def conversation_prompt(
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
             variables=options.chat_template_kwargs,
-            truncate=params.truncate_prompt_tokens if params else None,
+            truncate=params.truncate_prompt_tokens,
             tools=options.tools,
         )
     except ChatError as error:
@@ -59,11 +59,11 @@ def conversation_prompt(
     return ParsedPrompt(ids, text)
 
 
-def params_for_rest(params: SamplingParams | None, beginning: str) -> SamplingParams | None:
+def params_for_rest(params: SamplingParams, beginning: str) -> SamplingParams:
     """The parameters for the rest of a text that begins with `beginning`. A constraint on the output then
     holds for the beginning and the output together. Raises ParameterError if `continuing` refuses it.
     """
-    if params is None or params.structured_outputs is None:
+    if params.structured_outputs is None:
         return params
     try:
         structure = params.structured_outputs.continuing(beginning)

@@ -181,3 +181,10 @@ def test_usage_says_how_many_tokens_were_cached(client):
         "/v1/completions", json=ask | {"stream": True, "stream_options": {"include_usage": True}}
     ).text
     assert json.loads(chunks.split("data: ")[-2])["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def test_a_prompt_without_parameters_beside_one_that_has_them_gets_the_recommended_ones(folder):
+    llm = LLM("storyteller-draft", generation_config=folder)
+    outputs = llm.generate([PROMPT, PROMPT], [None, SamplingParams(max_tokens=2, ignore_eos=True)], False)
+    assert outputs[0].outputs[0].token_ids == llm.generate(PROMPT, use_tqdm=False)[0].outputs[0].token_ids
+    assert len(outputs[1].outputs[0].token_ids) == 2
