@@ -24,7 +24,8 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, de
     and 1, -log(u) is exponential. Here u is a hash of the row's key and the token id.
     """
     # 1. Each row's key, as two halves of 32 bits.
-    keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
+    row_keys = [_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    keys = np.array(row_keys, dtype=np.uint64)  # [R]
     halves = keys.view(np.int32).reshape(-1, 2)  # [R, 2]
     # 2. On a GPU, all numbers at once.
     if device.type != "cpu":

@@ -91,7 +91,7 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     choose no token is NaN.
     """
 
-    def column(values: list[float]) -> Tensor:
+    def column(values: Sequence[float]) -> Tensor:
         """values[R] -> [R, 1]"""
         return torch.tensor(values, dtype=torch.float32).to(logits.device, non_blocking=True)[:, None]
 

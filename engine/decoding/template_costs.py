@@ -67,8 +67,10 @@ def _joined_characters(value: Any, arguments: tuple[Any, ...]) -> int:
     No argument of the other WRITING_FILTERS is written more often.
     """
     num_items = len(value) if isinstance(value, Sized) else 1
-    lengths = [len(each) if isinstance(each, Text) else written_length(each) for each in arguments]
-    return written_length(value) + num_items * sum(lengths)
+    separators = 0  # the length of all arguments
+    for argument in arguments:
+        separators += len(argument) if isinstance(argument, Text) else written_length(argument)
+    return written_length(value) + num_items * separators
 
 
 def _indented_characters(value: Any, arguments: tuple[Any, ...]) -> int:

@@ -6,9 +6,9 @@ value is charged to a `Budget`, and so are the operators `+`, `*` and `%` on tex
 make a long text before it is computed, with the most characters that it may make (template_costs.py). A
 render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed,
 and memory stays within a few times MAX_CHARACTERS. A whole number that a product, a power, a call or a filter
-makes has at most MAX_INT_BITS. Other operators and slices are not charged, since their results are no longer
-than their operands, nor are tests, but for the two that write their value as text. Two operations can still
-be slow: a comparison of deeply nested lists, and the filter `sum` of many lists.
+makes has at most MAX_INT_BITS. Other operators, slices and tests are not charged, since they make nothing
+longer than their operands; the two tests that write their value as text are. Two operations can still be
+slow: a comparison of deeply nested lists, and the filter `sum` of many lists.
 """
 
 import functools

@@ -145,7 +145,7 @@ class _PatternCounter:
         """The counts of a schema, or of another value within a schema."""
         if not isinstance(schema, Mapping):
             return NO_PATTERN
-        whole = sum(isinstance(schema.get(keyword), str) for keyword in ("pattern", "format"))
+        whole = len([keyword for keyword in ("pattern", "format") if isinstance(schema.get(keyword), str)])
         within: dict[str | int | None, int] = {None: 0}
         together = [_Count(whole, within)]  # and those of the schemas that the same text must fit, too
         for keyword, value in schema.items():
