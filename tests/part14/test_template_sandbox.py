@@ -1,5 +1,6 @@
 """A template that takes too much ends with an error in words, soon, and in the thread that renders it."""
 
+import re
 import time
 import tracemalloc
 
@@ -336,3 +337,21 @@ def test_numbers_with_a_point_are_computed_as_without_bounds():
         ChatTemplate("{{ 1.5 + 1 }} {{ 1.5 * 2 }} {{ 2 * 1.5 }} {{ 7.5 % 2 }}").render([])
         == "2.5 3.0 3.0 1.5"
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "words"),
+    [
+        ("'%99999999999d' + 1", 'can only concatenate str (not "int") to str'),
+        ("'%99999999999d' ** 2", "unsupported operand type(s) for ** or pow(): 'str' and 'int'"),
+        ("1 + 'a'", "unsupported operand type(s) for +: 'int' and 'str'"),
+        ("[1] + 1", 'can only concatenate list (not "int") to list'),
+        ("'a' * 1.5", "can't multiply sequence by non-int of type 'float'"),
+        ("['%99999999999d'] % 1", "unsupported operand type(s) for %: 'list' and 'int'"),
+        ("1.5 % 'a'", "unsupported operand type(s) for %: 'float' and 'str'"),
+    ],
+)
+def test_what_has_no_result_costs_nothing_and_is_refused_in_pythons_words(operation, words):
+    """Only % formats, and only a text: a width elsewhere is no width."""
+    with pytest.raises(ChatError, match=re.escape(f"TypeError: {words}")):
+        ChatTemplate("{{ " + operation + " }}").render([])

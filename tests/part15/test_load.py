@@ -336,3 +336,18 @@ def test_an_answer_is_whole_with_a_finish_reason_and_without_an_error_alone(even
 
     (seen,), _ = open_loop(Script(tell), every(1, 1))
     assert seen.outcome == outcome
+
+
+def test_rates_are_rounded_to_three_places_and_tokens_to_one():
+    records = [
+        RequestRecord(0.0, 0.0, "ok", first=0.25, last=1.0, end=1.0, tokens=5),
+        RequestRecord(0.0, 0.0, "ok", first=0.5, last=7.0, end=7.0, tokens=5),
+        RequestRecord(0.0, 0.0, "429", end=0.0),
+    ]
+    shown = tables(run_figures(records, 0.0, [0.0], LatencyLimits(ttft=0.3)))
+    assert shown["requests"]["rows"][-4:] == [
+        ["answers a second", 0.286],
+        ["output tokens a second", 1.4],
+        ["good answers a second (ttft=0.3)", 0.143],
+        ["good, of all sent", 0.333],
+    ], "2, 10 and 1 in 7 s, and 1 of 3"

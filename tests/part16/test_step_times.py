@@ -234,3 +234,26 @@ def test_a_step_that_has_no_room_for_its_drafts_is_not_measured(monkeypatch, bud
         assert table == ALWAYS_DRAFT, "no step has a draft: nothing is known"
     else:
         assert (table.sequences, table.drafts) == (sequences, drafts)
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("sequences", [1, 1]), ("drafts", [0, 1, 1])])
+def test_a_number_stands_once_in_a_table(name, numbers):
+    """Between two equal numbers there is no line."""
+    with pytest.raises(ValueError, match=re.escape(f"step_times: {name}={tuple(numbers)}: whole numbers")):
+        StepTimes.from_dict(GIVEN | {name: numbers})
+
+
+@pytest.mark.parametrize("engine_class", [LLMEngine, AheadEngine])
+def test_a_dummy_requests_tokens_are_counted_one_by_one(engine_class):
+    """Two of eight prompts fit into a step, so the first request has tokens before the last one has any."""
+    engine = mixing(
+        BlockCache(200, 32), DraftLengths(4, ALWAYS_DRAFT), seats=8, budget=8, engine_class=engine_class
+    )
+    trial = measuring._Trial(engine, speculation_of(engine), 8)
+    trial.start(8, measuring.PROMPT_TOKENS)
+    most, left = 3 * measuring._num_tokens(4), trial.min_tokens_left
+    for _ in range(3):
+        trial.step(0)
+    assert trial.min_tokens_left == left - 3, "a plain step adds one"
+    output = engine.abort_request(trial.request_ids[0])
+    assert len(output.outputs[0].token_ids) == most - trial.min_tokens_left
