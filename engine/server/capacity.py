@@ -63,7 +63,7 @@ class Capacity:
     def __init__(self, limits: QueueLimits, seats: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`seats`: how many sequences run at once; further admitted sequences wait. `clock`: seconds."""
         self.limits, self.seats, self._clock = limits, seats, clock
-        self.sequences = self.tokens = 0  # admitted and not yet given back
+        self.sequences, self.tokens = 0, 0  # admitted and not yet given back
         # While every seat is taken and a sequence waits: the time when that state began, then the time of
         # each sequence that has left since. Otherwise empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
@@ -100,8 +100,13 @@ class Capacity:
         depends on the demand, not on the server's speed. Sequences that run now count as if they left now, so
         their number is too high by `seats` at most.
         """
-        seconds = self._clock() - self._times[0] if self._times else 0.0
-        return (len(self._times) - 1 + self.seats) / seconds if seconds > 0 else math.inf
+        if not self._times:
+            return math.inf
+        seconds = self._clock() - self._times[0]
+        if seconds <= 0:
+            return math.inf
+        num_left = len(self._times) - 1
+        return (num_left + self.seats) / seconds
 
     def retry_after(self, sequences: int, tokens: int) -> float:
         """In how many seconds the client of a request that does not fit now should come back.

@@ -133,7 +133,7 @@ CallId = Annotated[StrictStr, Field(min_length=1, max_length=MAX_NAME_CHARACTERS
 
 
 class AnswerItems(Protocol):
-    """An answer as the items of a response (/v1/responses)."""
+    """One answer, with one sample, as the items of a response (/v1/responses)."""
 
     def opening(self) -> list[dict[str, Any]]:
         """The events that a stream sends before the first token."""
@@ -184,13 +184,15 @@ class ChatExtension(Protocol):
         """
 
     def items(self, body: "ChatRequest", prompt_token_ids: Sequence[int]) -> AnswerItems | None:
-        """An object that turns the answer into items; None if the answer is one message. Raises RequestError
-        for fields of `body` that have no place in items.
+        """An object that turns the answer to this prompt into items; None if the answer is one message.
+        Raises RequestError for fields of `body` that have no place in items.
         """
 
 
 def refuse_tools(body: "ChatRequest") -> None:
-    """Raise RequestError for a value of `body` that has an effect only with a ChatExtension."""
+    """Raise RequestError for a value of `body`, or of one of its messages, that has an effect only with a
+    ChatExtension.
+    """
     if body.tools:
         raise RequestError(400, f"tools {EXTENSION_B}: null or [] is accepted", param="tools")
     if body.tool_choice not in (None, "none", "auto"):

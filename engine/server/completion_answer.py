@@ -66,16 +66,16 @@ async def stream_chunks(
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
 
-    def usage() -> dict:
+    def usage_field() -> dict:
         """The field `usage` of the next chunk: the usage so far, or null. {} if usage is not asked for."""
-        if not has_usage:
-            return {}
-        return {"usage": api.usage(body, latest) if has_continuous_usage else None}
+        if has_continuous_usage:
+            return {"usage": api.usage(body, latest)}
+        return {"usage": None} if has_usage else {}
 
     clock = asyncio.get_running_loop().time
     async with _arrivals(streams) as arrivals:
         for choice in api.opening(body):
-            yield envelope | {"choices": [choice]} | usage() | only_in_first_chunk
+            yield envelope | {"choices": [choice]} | usage_field() | only_in_first_chunk
             only_in_first_chunk = {}
         while not all(output.finished for output in latest):
             i, output = await arrivals.get()
@@ -86,7 +86,7 @@ async def stream_chunks(
             for sample, previous in _unsent(output, sent[i]):
                 choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
                 choice |= api.more_of_choice(body, output, sample, previous)
-                yield envelope | {"choices": [choice]} | usage()
+                yield envelope | {"choices": [choice]} | usage_field()
                 if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
                     await yield_to_others()
                     turn_start = clock()

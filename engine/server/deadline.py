@@ -31,12 +31,12 @@ PARAMETER = {
 
 @dataclass
 class Arrival:
-    """An HTTP request, as admission control sees it. Several prompts are admitted one by one."""
+    """An HTTP request, as admission control sees it. Its prompts are admitted one by one."""
 
     time: float  # when the request arrived, in seconds of the event loop's clock
     timeout: str | None = None  # the value of the header X-Request-Timeout; None if there is no header
-    sequences: int = 0  # that the request's prompts have asked for so far
-    tokens: int = 0  # that these sequences may have at most, prompts and outputs
+    sequences: int = 0  # how many the prompts have asked for so far
+    tokens: int = 0  # the most that these sequences may have, prompts and outputs
 
     def deadline(self, request_timeout: float | None) -> float:
         """The time by which the request must be over, in seconds of the event loop's clock.

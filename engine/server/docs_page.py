@@ -195,12 +195,16 @@ def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[
 
 
 def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """What a field accepts, in words: "integer (from 0) or null"."""
+    """What a field accepts, in words, such as "integer (from 0) or null"."""
     field = _resolved(field, schemas)
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return " or ".join(map(json.dumps, values))
-    kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in _choices(field)))  # each once, in order
+    kinds: list[str] = []
+    for choice in _choices(field):
+        kind = _kind(choice, schemas)
+        if kind not in kinds:
+            kinds.append(kind)
     if not kinds:
         kinds = [field.get("type", "any value")]
     if "number" in kinds and "integer" in kinds:

@@ -31,9 +31,9 @@ class RequestError(Exception):
     """A refused request: an HTTP status, and an error in OpenAI's shape.
 
     `message` says what was wrong and what would be accepted. `param` names the field that was wrong. `code`
-    names the reason for programs. The response has `headers`, and with `retry_after` also Retry-After: these
-    seconds, rounded, 1 at least (for 429 and 503, Part 15). Messages and params have at most
-    MAX_MESSAGE_CHARACTERS; longer ones are cut.
+    names the reason for programs. The response has `headers`, and with `retry_after` (seconds) also
+    Retry-After, rounded and at least 1. Messages and params have at most MAX_MESSAGE_CHARACTERS; longer ones
+    are cut.
     """
 
     def __init__(
@@ -144,7 +144,9 @@ class ErrorBody(BaseModel):
 
 
 def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema without references, so that another schema can contain it."""
+    """The model's JSON schema without references, so that another schema can contain it. The model must
+    not contain itself.
+    """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 

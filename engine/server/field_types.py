@@ -28,7 +28,8 @@ TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zer
 
 
 def tag_by_type(tags: Mapping[type, str]) -> Callable[[Any], str | None]:
-    """For a Discriminator: a function that returns the tag of a value's type, or None if no type fits.
+    """For a Discriminator: a function that returns the tag of a value's type, or None if no type fits. `tags`
+    maps types to their tags.
 
     pydantic checks the value against the type with this tag only, so that an error is about that type.
     """

@@ -65,11 +65,14 @@ def generate_route(
 
 
 async def _events(stream: OutputStream) -> AsyncGenerator[dict, None]:
-    """GenerateEvents as JSON data: {"text": the new text}; the last one has all fields."""
+    """GenerateEvents as JSON data: {"text": the new text}; the last one has all fields. Raises the stream's
+    error.
+    """
     num_shown = 0  # characters sent so far
     async for output in stream:
         (sample,) = output.outputs
-        new_text, num_shown = sample.text[num_shown:], len(sample.text)
+        new_text = sample.text[num_shown:]
+        num_shown = len(sample.text)
         if output.finished:
             yield {
                 "text": new_text,

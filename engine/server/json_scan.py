@@ -160,12 +160,14 @@ class CallText:
         `is_done`.
         """
         scan = self.scan
-        expected, depth = scan.expects, len(scan.open)  # before this character
+        # Before this character.
+        expected = scan.expects
+        depth = len(scan.open)
         scan.take(char)
         if scan.is_broken or depth == 0:
             return
         if depth > 1:  # within a value that is an object or a list
-            if self._field in self.fields:
+            if self._field in self.fields:  # the value is the arguments
                 self._arguments.append(char)
         elif expected in ("value", "key", "key or end"):
             if char not in SPACE:

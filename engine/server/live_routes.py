@@ -31,10 +31,8 @@ from engine.telemetry.live_view import EngineSnapshot, LiveView
 
 DRAWINGS = ("play.css", "play_svg.js", "play_blocks.js", "play_steps.js")  # of the articles' figures
 SHARED = ("dashboard.css", "stream.js")  # with other pages
-FILES = {"/engine": PAGES / "engine.html"} | {
-    f"/engine/{name}": PAGES / name
-    for name in ("engine.css", "engine.js", "engine_memory.js", *SHARED, *DRAWINGS)
-}
+NAMES = ("engine.css", "engine.js", "engine_memory.js", *SHARED, *DRAWINGS)
+FILES = {"/engine": PAGES / "engine.html"} | {f"/engine/{name}": PAGES / name for name in NAMES}
 OPEN_PATHS = frozenset(FILES)
 EVENTS_PATH = "/engine/events"
 FRAMES_PER_SECOND = 5
@@ -94,7 +92,7 @@ class Frames:
         self.num_watchers += 1
 
     def leave(self) -> None:
-        """Count the watcher no more."""
+        """Stop counting a watcher, once for each `join`."""
         self.num_watchers -= 1
 
     async def events(self, backend: Backend) -> AsyncGenerator[str, None]:

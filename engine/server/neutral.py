@@ -15,7 +15,7 @@ EXTENSION_B = "comes with Extension B (structured output, tools, beam search)"
 def neutral(*values: Any, otherwise: str) -> Any:
     """For Annotated[None, neutral(...)]: a field that accepts null and `values`, and is None then.
 
-    Any other value is refused. The message is the field's name and `otherwise`.
+    Any other value raises PydanticCustomError. The message is the field's name and `otherwise`.
     """
     accepted = [None, *values]
 

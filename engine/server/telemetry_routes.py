@@ -2,7 +2,7 @@
 
 The routes need no API key, because scrapers have none; vLLM also protects only /v1. The routes show numbers,
 and the names of the model and of adapters, but never a prompt or an answer. `allowed_hosts` applies as to
-every route. Requests that arrive together share one answer, so that it takes little of the engine's time.
+every route. Requests that arrive together share one answer, so that many take little of the engine's time.
 
 The files of the page are read once, at the start. The page loads nothing from another host; its
 Content-Security-Policy forbids any such request.

@@ -51,8 +51,8 @@ class ChatTools:
         self.tokenizer, self.compile_structure = tokenizer, compile_structure
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.is_auto_enabled = enable_auto_tool_choice
-        # The name of a call's field with the arguments, as the model has learned to write it.
-        self.arguments_field = FORMATS[tool_call_parser or "json"].fields[0]
+        call_format = PLAIN_JSON if tool_call_parser is None else FORMATS[tool_call_parser]
+        self.arguments_field = call_format.fields[0]  # as the model has learned to write it
 
     def params(self, body: ChatRequest, params: SamplingParams) -> SamplingParams:
         """As in ChatExtension: a required call becomes a schema that the output must fit."""
@@ -106,15 +106,18 @@ class ChatTools:
         return [self._template_message(message, i, knows_tools) for i, message in enumerate(messages)]
 
     def _template_message(self, message: Message, i: int, knows_tools: bool) -> dict[str, Any]:
-        """Message `i` of the conversation, as a template reads it that reads `tools` or does not."""
+        """Message `i` of the conversation as the template reads it. `knows_tools`: whether it reads `tools`.
+
+        Raises RequestError as `_template_call` does.
+        """
         template_message: dict[str, Any] = message.plain()
-        calls = [
-            _template_call(call, f"messages[{i}].tool_calls[{j}]")
-            for j, call in enumerate(message.tool_calls or ())
-        ]
+        calls = []
+        for j, call in enumerate(message.tool_calls or ()):
+            calls.append(_template_call(call, f"messages[{i}].tool_calls[{j}]"))
         thoughts = message.reasoning or message.reasoning_content
-        if thoughts:  # templates differ in the name
-            template_message |= {"reasoning": thoughts, "reasoning_content": thoughts}
+        if thoughts:  # under both names, because templates differ in the name
+            template_message["reasoning"] = thoughts
+            template_message["reasoning_content"] = thoughts
         if knows_tools:
             if calls:
                 template_message["tool_calls"] = calls
@@ -262,7 +265,8 @@ def _tool_of(choice: NamedTool, tools: Sequence[Tool]) -> Tool:
 
 def _template_call(call: ToolCall, path: str) -> dict[str, Any]:
     """A call of an earlier answer as templates read it, with the arguments as an object. `path` is the call's
-    place in the body, for errors. Raises RequestError if the arguments are not a JSON object.
+    place in the body, for errors. Raises RequestError if the arguments are not a JSON object, or are
+    nested too deeply.
     """
     path += ".function.arguments"
     try:

@@ -1,8 +1,8 @@
-"""W3C's trace context: the headers by which a request is a part of somebody's trace. Part 20.
+"""W3C's trace context: headers that make a request a part of the client's trace. Part 20.
 
-A client, or a proxy, names its own span in the headers `traceparent` and `tracestate`. The middleware reads
-them, and the backend hands them to the engine with each prompt of the request, so that a listener can make a
-span of it that belongs to the client's. Whether they are well formed is for that listener to see.
+A client, or a proxy, names its own span in the headers `traceparent` and `tracestate`. The middleware notes
+them, and the backend hands them to the engine with each prompt of the request. A listener can then make the
+prompt's span a child of the client's. That listener also checks whether the headers are well formed.
 Source: https://www.w3.org/TR/trace-context/
 """
 
@@ -19,7 +19,7 @@ from engine.server.backend import Backend, OutputStream
 from engine.server.wrapped_backend import WrappedBackend
 
 HEADERS = ("traceparent", "tracestate")
-# Of the HTTP request that is being answered.
+# Of the HTTP request that is being answered: header -> value, as far as they were sent.
 _trace_headers: ContextVar[dict[str, str] | None] = ContextVar("trace_headers", default=None)
 
 

@@ -1,4 +1,4 @@
-"""A backend around another backend, which changes nothing: for those that change a part of it. Part 15."""
+"""A backend that passes every call on to another one: the base of backends that change one thing. Part 15."""
 
 from typing import Self
 
@@ -8,7 +8,9 @@ from engine.server.backend import Backend, OutputStream
 
 
 class WrappedBackend:
-    """A `Backend` whose methods call those of `backend`. A subclass replaces the methods that do more."""
+    """A `Backend` whose methods call those of `backend`, and raise their errors. A subclass replaces the
+    methods that do more.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.supports = backend, backend.supports

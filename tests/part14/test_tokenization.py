@@ -10,6 +10,7 @@ from engine.server.app import create_app
 from engine.server.limits import LARGE_BODY_BYTES, MAX_BODY_BYTES
 from engine.server.tokenization import tokenization_routes
 from engine.text.tokenizer import AddedToken, Tokenizer
+from engine.text.tokenizer_files import Affixes
 from engine.text.vocabulary import byte_alphabet
 from tests.part04.serving import ScriptedBackend, client_of, http
 from tests.part06.fakes import CONFIG, EOS, TOKENIZER
@@ -59,7 +60,7 @@ def test_a_text_may_be_longer_than_the_model_sees(client, field):
 @pytest.mark.parametrize(("fields", "ids"), [({}, [EOS, 97]), ({"add_special_tokens": False}, [97])])
 def test_special_tokens_around_a_text_may_be_left_out(fields, ids):
     vocab = {char: byte for byte, char in byte_alphabet().items()}
-    around = Tokenizer(vocab, [], [AddedToken(EOS, "<end>")], affixes=([EOS], ()))
+    around = Tokenizer(vocab, [], [AddedToken(EOS, "<end>")], affixes=Affixes([EOS], ()))
     routes = tokenization_routes(around, CONFIG, None)
     with client_of(ScriptedBackend(), extensions=[routes]) as client:
         assert client.post("/tokenize", json={"prompt": "a", **fields}).json()["tokens"] == ids
