@@ -1,6 +1,5 @@
 """The Triton kernels equal the plain products; without a GPU they run in the interpreter."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,6 +10,7 @@ from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
 from engine.quantization.gpu import MAX_CODE_ROWS, pack_int4, pack_int8
 from engine.quantization.products import linear_by_groups, linear_by_rows
+from tests.part17.touched import num_outside, touched
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(64, 8), (100, 37), (1030, 5), (65, 33)]  # K, N: none divides every tile
@@ -117,22 +117,8 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
 @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter tells which addresses a kernel reads and writes")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("T", [1, 3])
-def test_nothing_but_the_operands_is_read_or_written(shape, T, monkeypatch):
+def test_nothing_but_the_operands_is_read_or_written(shape, T):
     """A byte behind the last one may belong to nobody: a GPU then ends the whole process."""
-    from triton.runtime.interpreter import _interpreter as interpreter
-
-    touched: list[np.ndarray] = []
-
-    def load(addresses, mask, *others, load=interpreter.load):
-        touched.append(addresses[mask])
-        return load(addresses, mask, *others)
-
-    def store(addresses, values, mask, store=interpreter.store):
-        touched.append(addresses[mask])
-        return store(addresses, values, mask)
-
-    monkeypatch.setattr(interpreter, "load", load)
-    monkeypatch.setattr(interpreter, "store", store)
     x, weight, bias = numbers(T, *shape)
     codes, scale = quantize_rows(weight)
     four, step, low = quantize_groups(weight, 32)
@@ -140,11 +126,7 @@ def test_nothing_but_the_operands_is_read_or_written(shape, T, monkeypatch):
         (int8_linear, (x, codes, scale, bias), ()),
         (int4_linear, (x, pack_nibbles(four), step, low, bias), (32,)),
     ):
-        touched.clear()
-        out = linear(*operands, *options)
-        addresses = np.unique(np.concatenate(touched))
-        of_nobody = np.ones(addresses.shape, bool)
-        for tensor in (*operands, out):
-            start = tensor.data_ptr()
-            of_nobody &= (addresses < start) | (addresses >= start + tensor.nbytes)
-        assert not of_nobody.any(), f"{linear.__name__}: masks end where the operands end"
+        with touched() as addresses:
+            out = linear(*operands, *options)
+        rule = f"{linear.__name__}: masks end where the operands end"
+        assert num_outside(addresses, (*operands, out)) == 0, rule

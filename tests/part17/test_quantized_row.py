@@ -10,6 +10,7 @@ from engine.attention.paged import Gathered, Pages
 from engine.cache.memory import PageMemory
 from engine.execution.graphs import ModelStep
 from engine.execution.quantized_steps import fastest_steps
+from engine.kernels.quantized_row import embed_codes, norm_product, product_add
 from engine.kernels.single_row import SingleRow
 from engine.kernels.tiles import Tile
 from engine.models.loader import load_model
@@ -17,6 +18,7 @@ from engine.quantization.quantize import quantize
 from engine.quantization.single_row import QuantizedSingleRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
+from tests.part17.touched import num_outside, touched
 
 LAYERS, WIDTH, HEADS, TOKENS = 1, 96, 6, 20  # 96: no power of two, and one group of 64 and a half
 METHODS = {"int8": ("int8", None), "int4, groups of 32": ("int4", 32), "int4": ("int4", 64)}
@@ -87,3 +89,54 @@ def test_other_models_are_left_to_part_13(folder):
         assert isinstance(fastest_steps(dynamic, memory_for(dynamic), 3)(1), ModelStep), (
             "activations are codes, too"
         )
+
+
+INTERPRETED = pytest.mark.skipif(
+    DEVICE != "cpu", reason="the interpreter tells what a kernel reads and writes"
+)
+K, N = 96, 40  # of a linear layer: neither fills a whole number of tiles of rows, or of words
+
+
+def codes_operands(group_size: int) -> tuple[list[torch.Tensor], dict]:
+    """A layer's words, scale and low, and the kernels' constants; group_size 0: int8."""
+    constants = {"N": N, "K": K, "WORDS": 16, "GROUP": group_size, "PDL": False}
+    if not group_size:
+        scale = torch.ones(N)
+        return [torch.zeros(N, K // 8, dtype=torch.int64), scale, scale], constants
+    scale, low = (torch.ones(N, -(-K // group_size), dtype=torch.float16) for _ in range(2))
+    return [torch.zeros(N, K // 8, dtype=torch.int32), scale, low], constants
+
+
+@INTERPRETED
+@pytest.mark.parametrize("group_size", [0, 32, 64])
+@pytest.mark.parametrize("programs", [1, 3], ids=["each takes several tiles", "each takes one tile"])
+def test_linear_layers_read_and_write_nothing_but_their_operands(group_size, programs):
+    """A byte behind the last one may belong to nobody: a GPU then ends the whole process."""
+    codes, constants = codes_operands(group_size)
+    tiles = {"ROWS": 16, "PROGRAMS": programs}
+    x, gain, weight_gain, weight_bias, out = (torch.ones(length) for length in (K, K, N, N, N))
+    operands = x, *codes, gain, weight_gain, weight_bias, out
+    for gelu in (False, True):
+        with touched() as addresses:
+            norm_product[(programs,)](*operands, 1e-5, GELU=gelu, **constants, **tiles)
+        assert num_outside(addresses, operands) == 0, f"norm_product, gelu={gelu}: masks end"
+    a, bias, residual = torch.ones(K), torch.ones(N), torch.ones(N)
+    operands = a, *codes, bias, residual
+    for interleaved in (False, True):
+        with touched() as addresses:
+            product_add[(programs,)](*operands, INTERLEAVED=interleaved, **constants, **tiles)
+        assert num_outside(addresses, operands) == 0, f"product_add, interleaved={interleaved}: masks end"
+
+
+@INTERPRETED
+def test_the_embedding_reads_and_writes_nothing_but_its_operands():
+    """Of the last token and the last position: nothing lies behind their rows."""
+    num_tokens, num_positions = 5, 3
+    token, position = torch.tensor([num_tokens - 1]), torch.tensor([num_positions - 1])
+    tables = [
+        (torch.ones(rows, WIDTH, dtype=torch.int8), torch.ones(rows)) for rows in (num_tokens, num_positions)
+    ]
+    operands = token, position, *tables[0], *tables[1], torch.empty(WIDTH)
+    with touched() as addresses:
+        embed_codes[(1,)](*operands, D=WIDTH, PADDED=128)
+    assert num_outside(addresses, operands) == 0, "masks end where a row of a table ends"

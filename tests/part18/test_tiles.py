@@ -10,6 +10,7 @@ from engine.lora.rows import NO_ADAPTER, GroupedRows
 from engine.lora.tiles import PADDING, TILE, TiledRows, tiles_of
 from tests.part06.fakes import assert_idle, run_to_end
 from tests.part13.test_paged_attention import DEVICE
+from tests.part17.touched import num_outside, touched
 from tests.part18.ahead import composed_ahead
 from tests.part18.test_mixed_batches import tokens
 from tests.part18.tiny import composed, load
@@ -163,3 +164,18 @@ def test_a_tile_stores_nothing_behind_a_rows_last_column():
     want = rows.add(y.clone(), x, down, up)
     rows.tile_rows[0, :2] = torch.tensor([1, 0])
     assert torch.allclose(rows.add(y.clone(), x, down, up), want), "the order of rows changes no number"
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter tells which addresses a kernel reads and writes")
+@pytest.mark.parametrize(("into", "K", "out"), [(130, 3, 70), (48, 20, 40)])
+def test_nothing_but_the_operands_is_read_or_written(into, K, out):
+    """The last slot and the last row: a byte behind them may belong to nobody, and a GPU then ends the whole
+    process.
+    """
+    y, x, down, up = numbers(4, into, K, out)
+    rows = TiledRows(4, SLOTS, torch.device(DEVICE))
+    rows.fill([0, NO_ADAPTER, SLOTS - 1], [0, 1, 2, 4])
+    with touched() as addresses:
+        rows.add(y, x, down, up)
+    operands = y, x, down, up, rows.tile_rows, rows.tile_slots, rows.middle
+    assert num_outside(addresses, operands) == 0, "masks end where the operands end, padding included"
