@@ -13,11 +13,11 @@ from engine.requests.listeners import StepRecord
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.telemetry import live_memory, live_view
-from engine.telemetry.live_memory import MAX_CELLS, BlocksCopy
+from engine.telemetry.live_memory import MAX_CELLS, BlocksCopy, TableCopy, copy_memory, copy_table
 from engine.telemetry.live_view import LiveView
 from tests.part06.conftest import fake_engine as slot_engine  # noqa: F401
 from tests.part06.fakes import BlockCache, FakeForward, run_to_end
-from tests.part12.pages import fake_engine, paged, reader_of
+from tests.part12.pages import fake_engine, paged, reader_of, sequence
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -320,3 +320,34 @@ def test_an_engine_with_another_cache_and_no_budget_shows_what_it_has(slot_engin
     assert (memory["unit"], memory["blocks"], memory["tokens_total"]) == ("token", None, 1024)
     assert snapshot["steps"][-1]["budget"] is None
     run_to_end(engine)
+
+
+def test_a_slot_is_held_by_one_sequence_and_cells_may_stand_for_several_slots(monkeypatch):
+    monkeypatch.setattr(live_memory, "MAX_CELLS", 2)
+    cache = SlotCache(3, 200)
+    gone, second, third = sequences = [sequence(name, "x" * 10) for name in "abc"]
+    for number, request in enumerate(sequences):
+        cache.admit(request)
+        request.num_computed_tokens = 10 * number
+    cache.release(gone)
+    memory = copy_memory(cache, [second, third])
+    assert (memory.unit, memory.unit_tokens) == ("slot", 200)
+    assert (memory.tokens_held, memory.tokens_total, memory.tokens_unused) == (400, 600, 370)
+    assert memory.blocks == BlocksCopy([0, 1, 1], []), "a slot has one owner, and nobody finds its tokens"
+    assert memory.blocks.read()["cells"]["used"] == [1, 1]
+    assert memory.swap is None
+    assert [copy_table(cache, request) for request in sequences] == [
+        TableCopy(0, 0, []), TableCopy(1, 0, [0]), TableCopy(1, 0, [1]),
+    ]  # fmt: skip
+
+
+def test_of_another_cache_the_totals_are_known_and_no_places():
+    cache, request = BlockCache(num_blocks=64, block_tokens=16), sequence("a", "x" * 10)
+    cache.admit(request)
+    cache.reserve(request, 20)
+    request.num_computed_tokens = 10
+    memory = copy_memory(cache, [request])
+    assert (memory.unit, memory.unit_tokens) == ("token", 1)
+    assert (memory.tokens_held, memory.tokens_total, memory.tokens_unused) == (32, 1024, 22)
+    assert (memory.blocks, memory.swap) == (None, None)
+    assert copy_table(cache, request) == TableCopy(0, 0, [])

@@ -90,3 +90,13 @@ def test_what_is_split_and_what_is_not_have_a_kernel_each(monkeypatch, programs,
         monkeypatch.setattr(append_attend, name, kernel)
     Step([40, 70], biased=False, programs=programs).run()
     assert [name for name, kernel in kernels.items() if kernel] == [taken], "the other takes longer"
+
+
+@pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])
+def test_slot_0_is_a_slot_like_any_other(programs):
+    step = Step([40, 70], biased=False, programs=programs)
+    step.slots[1] = 0
+    step.run()
+    _, key, value = step.qkv[1].view(3, H, DH)
+    assert torch.equal(step.keys[0, 0], key), "slot 0 is block 0's first place: the new key lies there"
+    assert torch.equal(step.values[0, 0], value), "and the new value"
