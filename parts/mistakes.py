@@ -149,7 +149,7 @@ def _calling(
     source = (tree / exercise.path).read_text(encoding="utf-8")
     unwritten = stub(source, {exercise.name: part.announcement(exercise)}, exercise.path)
     with written(tree, exercise.path, unwritten):
-        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN)
+        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN, once=True)
     failed = {failure.path for failure in run.failures}
     return files if run.problem else tuple(file for file in files if file in failed)
 
