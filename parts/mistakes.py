@@ -118,17 +118,21 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
         wrong = make(mistake, (tree / exercise.path).read_text(encoding="utf-8"))
     except SeriesError as error:
         return Verdict(mistake, "", "", str(error))
-    # 1. The first test of the exercise's own that rejects it.
+    # 1. The first test of the exercise's own that rejects it. Most often it is in the first file, and the
+    # others need not be imported: none calls an exercise meanwhile (tests/series/test_trees.py).
+    first, *others = exercise.tests
     with written(tree, exercise.path, wrong):
-        run = warm.pytest(tree, [*exercise.tests, *UP_TO_THE_FIRST], SECONDS)
+        run = warm.pytest(tree, [first, *UP_TO_THE_FIRST], SECONDS)
+        if others and not (run.problem or run.failures):
+            run = warm.pytest(tree, [*others, *UP_TO_THE_FIRST], SECONDS)
     if run.problem:
         return Verdict(mistake, "", run.last_lines, run.problem)
     if not run.failures:
         return Verdict(mistake, "", "", f"no test of {', '.join(exercise.tests)} rejects it")
     failure = run.failures[0]
     # 2. A learner's run takes the files of all exercises: does one of another exercise's fail before?
-    others = takewhile(lambda file: file != failure.path, part.test_files)
-    earlier = tuple(file for file in others if file not in exercise.tests)
+    before = takewhile(lambda file: file != failure.path, part.test_files)
+    earlier = tuple(file for file in before if file not in exercise.tests)
     if earlier and (calling := _calling(warm, tree, part, exercise, earlier)):
         with written(tree, exercise.path, wrong):
             run = warm.pytest(tree, [*calling, *UP_TO_THE_FIRST], SECONDS)
@@ -149,7 +153,7 @@ def _calling(
     source = (tree / exercise.path).read_text(encoding="utf-8")
     unwritten = stub(source, {exercise.name: part.announcement(exercise)}, exercise.path)
     with written(tree, exercise.path, unwritten):
-        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN)
+        run = warm.pytest(tree, [*files, "-q", "--tb=line"], SECONDS_UNWRITTEN, once=True)
     failed = {failure.path for failure in run.failures}
     return files if run.problem else tuple(file for file in files if file in failed)
 

@@ -94,10 +94,17 @@ class Warm:
         self._jobs, self._answers = self._process.stdin, self._process.stdout
 
     def pytest(
-        self, tree: Path, arguments: list[str], seconds: float, env: dict[str, str] | None = None
+        self,
+        tree: Path,
+        arguments: list[str],
+        seconds: float,
+        env: dict[str, str] | None = None,
+        once: bool = False,
     ) -> Run:
-        """Run pytest in `tree`, `env` added; one that takes longer than `seconds` is killed."""
-        job = {"tree": str(tree), "arguments": arguments, "seconds": seconds, "env": env or {}}
+        """Run pytest in `tree`, `env` added; one that takes longer than `seconds` is killed. `once`: a file
+        in which a test has failed is left there, and its other tests count as skipped.
+        """
+        job = {"tree": str(tree), "arguments": arguments, "seconds": seconds, "env": env or {}, "once": once}
         print(json.dumps(job), file=self._jobs, flush=True)
         answer = self._answers.readline()
         if not answer:
@@ -133,7 +140,9 @@ def _serve() -> None:
         print(json.dumps(_fork(plugins, **json.loads(line))), flush=True)
 
 
-def _fork(plugins: list, tree: str, arguments: list[str], seconds: float, env: dict[str, str]) -> dict:
+def _fork(
+    plugins: list, tree: str, arguments: list[str], seconds: float, env: dict[str, str], once: bool
+) -> dict:
     start = time.monotonic()
     result, log = Path(f"{tree}.json"), Path(f"{tree}.log")
     result.unlink(missing_ok=True)
@@ -141,7 +150,7 @@ def _fork(plugins: list, tree: str, arguments: list[str], seconds: float, env: d
     if child == 0:
         os.setpgid(0, 0)  # so that what it starts can be ended with it
         os.environ.update(env)
-        _pytest(plugins, tree, arguments, result, log)
+        _pytest([*plugins, _OnceAFile()] if once else plugins, tree, arguments, result, log)
     killed = not _ends(child, start + seconds)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it started and left behind
@@ -227,6 +236,23 @@ class _Recorder:
             self.skipped.append(report.nodeid)
         if report.failed:
             self.failures.append((report.nodeid, report.longreprtext))
+
+
+class _OnceAFile:
+    """A pytest plugin that skips what is left of a file in which a test has failed."""
+
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+
+    def pytest_runtest_setup(self, item) -> None:
+        if item.nodeid.partition("::")[0] in self.failed:
+            import pytest
+
+            pytest.skip("another test of this file has failed")
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid.partition("::")[0])
 
 
 if __name__ == "__main__":

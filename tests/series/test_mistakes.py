@@ -197,3 +197,15 @@ def test_where_pytest_stopped_it_is_not_said_that_no_test_rejects_it(tiny, warm,
     verdict = judge(warm, tree, part, mistake)
     assert verdict.problem == f"pytest stopped with exit code {code}, and no test had failed"
     assert last in verdict.says, "its last lines"
+
+
+def test_of_a_file_that_waits_for_an_exercise_one_failure_is_enough(tiny, warm):
+    _, _, tree = tiny
+    seen = "import pytest\n\n\n@pytest.mark.parametrize('i', range(3))\ndef test_{}(i):\n    assert {}\n"
+    write(tree, "tests/part02/test_a.py", seen.format("a", "i == 0"))
+    write(tree, "tests/part02/test_b.py", seen.format("b", "i < 3"))
+    write(tree, "tests/part02/test_c.py", seen.format("c", "i == 7"))
+    run = warm.pytest(tree, [f"tests/part02/test_{x}.py" for x in "abc"], 600, once=True)
+    assert [failure.test.partition("::")[2] for failure in run.failures] == ["test_a[1]", "test_c[0]"]
+    assert len(run.passed) == 1 + 3
+    assert len(run.skipped) == 1 + 2

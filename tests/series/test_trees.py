@@ -35,6 +35,7 @@ def test_the_start_tree_waits_for_its_exercises_alone_and_the_solved_tree_passes
     for failure in begun.failures:
         exercise = part.announced(failure.report)
         assert exercise, f"{failure.test} fails for another reason than an open exercise:\n{failure.report}"
+        assert "::" in failure.test, f"{failure.test} calls {exercise.where} while it is imported"
         waiting[exercise].add(failure.path)
     for exercise, files in waiting.items():
         assert files & set(exercise.tests), f"{exercise.where}: none of {exercise.tests} waits for it"
