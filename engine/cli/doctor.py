@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -30,8 +30,8 @@ EXTRAS = {  # name of an extra in pyproject.toml -> the modules that it installs
     "notebooks": (("jupyterlab", "matplotlib", "transformers"), "the notebooks"),
 }
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
-COPY_BYTES = 128 * 2**20  # more than a processor's caches hold
-COPY_ROUNDS = 5  # that are timed, beside a first one; the fastest counts
+COPY_BYTES = 128 * 2**20  # more than most processors' caches hold
+COPY_ROUNDS = 6  # the first also waits for new pages of memory; the fastest counts
 
 
 def doctor() -> None:
@@ -129,13 +129,12 @@ def copy_rate(device: "torch.device") -> float:
 
     source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32 numbers have 4 bytes
     target = torch.empty_like(source)
-    wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
     best_seconds = float("inf")
-    for _ in range(1 + COPY_ROUNDS):  # the first copy also waits for new pages of memory
-        wait()
+    for _ in range(COPY_ROUNDS):
         start = time.perf_counter()
         target.copy_(source)
-        wait()
+        if source.is_cuda:
+            torch.cuda.synchronize(device)  # the copy was only launched
         best_seconds = min(best_seconds, time.perf_counter() - start)
     return 2 * COPY_BYTES / best_seconds
 

@@ -94,9 +94,9 @@ def read_config(folder: Path) -> AdapterConfig:
         refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
-    accepted = _accepted_in_place_of(selection)
-    if accepted is not None:
-        refuse("target_modules", accepted)
+    why_refused = _why_selection_is_refused(selection)
+    if why_refused is not None:
+        refuse("target_modules", why_refused)
     for name, value in raw.items():
         # 0 does not count as empty: in a setting such as layers_to_transform, 0 is the number of a layer.
         is_empty = value is None or value is False or value in ("", [], {})
@@ -106,8 +106,8 @@ def read_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), target_modules)
 
 
-def _accepted_in_place_of(selection: Any) -> str | None:
-    """What is accepted in place of this value of `target_modules`. None: the value is accepted."""
+def _why_selection_is_refused(selection: Any) -> str | None:
+    """Why a value of `target_modules` is refused, or what is accepted in its place. None: it is accepted."""
     if not isinstance(selection, str):
         is_list_of_names = isinstance(selection, list) and all(isinstance(name, str) for name in selection)
         if not is_list_of_names or not selection:

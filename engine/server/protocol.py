@@ -169,8 +169,9 @@ class CompletionRequest(SamplingFields):
             raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
         is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)  # a text, or token ids
         prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
-        if len(prompts) * (self.n or 1) > MAX_CHOICES:
-            message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
+        n = self.n or 1
+        if len(prompts) * n > MAX_CHOICES:
+            message = f"n={n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
             raise RequestError(400, message, param="n")
         return prompts
 
@@ -284,7 +285,8 @@ class Completions(Generic[Body]):
         self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
     ) -> dict:
         """vLLM's fields of a choice: `stop_reason`, and if the body asks for token ids, `token_ids` (those
-        beyond `previous`) and in the first choice `prompt_token_ids`. The arguments are those of `choice`.
+        beyond `previous`) and, if nothing of the choice was sent before, `prompt_token_ids`. The arguments
+        are those of `choice`.
         """
         fields: dict[str, Any] = {"stop_reason": sample.stop_reason}
         if body.return_token_ids:

@@ -70,11 +70,9 @@ class Tokenizer:
         self._max_token_bytes = max(map(len, self.id_to_bytes.values()))
         self._byte_to_id = byte_token_ids(vocab, [alphabet[byte] for byte in range(256)])
         self._merges = merge_table(vocab, merges)
-        self._whole_word_ids: dict[str, int] = {}  # by the word's text; empty without `ignore_merges`
+        self._whole_word_ids: dict[bytes, int] = {}  # by the word's bytes; empty without `ignore_merges`
         if ignore_merges:
-            self._whole_word_ids = {
-                self.id_to_bytes[id].decode(errors="replace"): id for id in vocab.values()
-            }
+            self._whole_word_ids = {self.id_to_bytes[id]: id for id in vocab.values()}
         self._cache: dict[str, list[int]] = {}
 
     def _index_added_tokens(
@@ -242,9 +240,10 @@ class Tokenizer:
 
     def _encode_word(self, word: str) -> list[int]:
         """The token ids of one word, without the cache."""
-        if word in self._whole_word_ids:
-            return [self._whole_word_ids[word]]
-        return self.merge([self._byte_to_id[byte] for byte in word.encode()])
+        data = word.encode()
+        if data in self._whole_word_ids:
+            return [self._whole_word_ids[data]]
+        return self.merge([self._byte_to_id[byte] for byte in data])
 
     def merge(self, ids: list[int]) -> list[int]:
         """Byte-pair encoding of one word, whose bytes have the token ids `ids`: merge the pair of neighbours
