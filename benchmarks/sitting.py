@@ -8,13 +8,13 @@
 A yardstick is work that no change of ours can make faster: a bare read of 64 MB (memory), a product of two
 matrices (arithmetic) and an argmax of a short row (calls). It is timed before and after each benchmark, in a
 process of its own, with one thread, for so long that neighbours on a shared machine, who come and go several
-times in a second, are in its mean as they are in a benchmark's. Beside the mean it has the first tenth: what
-the work takes where nobody disturbs it. A record is kept, with its yardsticks in it, if each mean is the same
-in them to within a tenth, also at the sitting's reference. Otherwise the record that was there before stands
-again. So all that a sitting keeps was measured on a machine in one state, and each record says how far that
-was from idle. The rounds of a benchmark are not judged: README.md of this folder says why.
+times in a second, are in its mean as they are in a benchmark's. Beside the mean it has the fastest tenth:
+what the work takes where nobody disturbs it. A record is kept, with its yardsticks in it, if each mean is the
+same in them to within a tenth, also at the sitting's reference. Otherwise the record that was there before
+stands again. So all that a sitting keeps was measured on a machine in one state, and each record says how far
+that was from idle. The rounds of a benchmark are not judged: README.md of this folder says why.
 
-The reference is the first of three yardsticks that agrees with one before it, since a single one may be odd.
+The reference is the first yardstick, of up to three, that agrees with one before it: one alone may be odd.
 Before a benchmark begins, up to `--patience` yardsticks wait for one that agrees with it. What was refused is
 tried again when all others had their turn, up to `--tries` times in all. The exit status is 1 if something
 was not kept in the end.
@@ -42,7 +42,7 @@ ROUNDS = 640  # some sixteen seconds
 MOST = 1.1  # times as long: more than that is another machine
 REFERENCE = "at the sitting's reference"
 
-Measures = dict[str, dict[str, float]]  # of each measure: the mean and the first tenth, in ms
+Measures = dict[str, dict[str, float]]  # of each measure: the mean and the fastest tenth, in ms
 
 
 def yardstick(rounds: int = ROUNDS) -> Measures:

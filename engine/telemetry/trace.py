@@ -156,6 +156,7 @@ class Trace(Listener):
         for s, request_id in enumerate(record.request_ids):
             row = self._rows.get(request_id)
             # Without a row, the request has ended while the step was under way, or came before the trace.
+            # Whether the step read its prompt is not known then; its tokens are counted with the decoded.
             is_prefill = False
             if row is not None:
                 is_prefill = self._add_request_slices(events, row, record, s, moments)

@@ -214,3 +214,13 @@ def test_a_missing_or_damaged_file_is_named_once(tmp_path, files, named):
     with pytest.raises(CheckpointError, match=named) as caught:
         Tokenizer.from_pretrained(tmp_path)
     assert str(caught.value).count(str(tmp_path)) == 1
+
+
+def test_with_ignored_merges_the_replacement_character_is_no_part_of_another(tmp_path):
+    """A token of a part of a character decodes to U+FFFD, and is not the token of U+FFFD."""
+    theirs = train(pattern=LLAMA3, ignore_merges=True)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.from_pretrained(tmp_path)
+    for text in ("\ufffd", "a \ufffd", "\ufffd\ufffd b"):
+        assert ours.encode(text) == theirs.encode(text).ids
+        assert ours.decode(ours.encode(text)) == text

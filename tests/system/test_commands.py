@@ -202,6 +202,7 @@ def test_the_copy_is_counted_as_read_and_written(monkeypatch):
     monkeypatch.setattr(engine.cli.doctor, "COPY_BYTES", 2**20)
     monkeypatch.setattr(engine.cli.doctor.time, "perf_counter", lambda: float(next(times)))
     assert engine.cli.doctor.copy_rate("cpu") == 2 * 2**20  # each copy takes a second by this clock
+    assert next(times) == 2 * engine.cli.doctor.COPY_ROUNDS, "so many copies, each of them timed"
 
 
 def test_help_has_topics_and_a_version(capsys):
