@@ -33,8 +33,8 @@ def map_schemas(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]])
     """A copy of a schema in which `change` was applied to each mapping within that may be a schema, and last
     to the schema itself.
 
-    A `$ref` may lead into any keyword, known or not. So any mapping may be a schema, except for a mapping from
-    names to schemas (BY_NAME), and for the values of the keywords in DATA, which stay as they are.
+    A `$ref` may lead into any keyword, known or not. So any mapping may be a schema, except for a mapping
+    from names to schemas (BY_NAME), and for the values of the keywords in DATA, which stay as they are.
     """
     if isinstance(schema, list):
         return [map_schemas(part, change) for part in schema]
