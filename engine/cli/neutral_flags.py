@@ -32,7 +32,7 @@ def takes_neutral_flags(name: str, table: Mapping[str, Neutral]) -> Callable[[Ca
                 for flag, entry in neutral_flags.items():
                     value = flag_values.pop(flag, None)
                     if value is not None:  # the flag was given
-                        _refuse_unless_neutral(flag, value, entry)
+                        _check_flag(flag, value, entry)
             command(**flag_values)
 
         hidden = [_parameter(flag, entry) for flag, entry in neutral_flags.items()]
@@ -49,7 +49,7 @@ def _parameter(flag: str, entry: Neutral) -> inspect.Parameter:
     return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _refuse_unless_neutral(flag: str, given: bool | str, entry: Neutral) -> None:
+def _check_flag(flag: str, given: bool | str, entry: Neutral) -> None:
     """Raise ValueError if the value is not accepted. `given` is a bool for a switch, else a text."""
     value = given if isinstance(given, bool) else json_or_text(given)
     if entry.accepts(value):
@@ -59,5 +59,5 @@ def _refuse_unless_neutral(flag: str, given: bool | str, entry: Neutral) -> None
         as_given = f"--{with_dashes(flag)}" if given else f"--no-{with_dashes(flag)}"
     if entry.is_switch or entry.values == (None,):
         raise ValueError(f"{as_given} is not accepted: {entry.reason}")
-    accepted = [value if isinstance(value, str) else json.dumps(value) for value in entry.values]
+    accepted = [known if isinstance(known, str) else json.dumps(known) for known in entry.values]
     raise ValueError(f"{as_given}: {', '.join(accepted)} is accepted: {entry.reason}")

@@ -65,8 +65,8 @@ def _encode(text: str, tokenizer: Tokenizer, add_special_tokens: bool, guard: st
 
 
 def _refuse_too_long(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Raises ParameterError if any tokenization of the text is too long. Encodes nothing, which could take
-    long.
+    """Raises ParameterError if even the shortest tokenization of the text that is possible is too long.
+    Encodes nothing, since that could take long.
     """
     min_length = tokenizer.fewest_tokens(text)
     if min_length >= config.max_positions:

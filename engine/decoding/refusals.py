@@ -8,7 +8,8 @@ import dataclasses
 
 from engine.decoding.params import ParameterError, SamplingParams
 
-NEUTRAL = [("temperature", 0), ("top_k", -1)]  # values without an effect, beside the defaults
+# Beside the defaults, what an engine without sampling does anyway: greedy, all tokens.
+NEUTRAL = [("temperature", 0), ("top_k", -1)]
 LATER_FIELDS = [spec for spec in dataclasses.fields(SamplingParams) if "part" in spec.metadata]
 
 

@@ -71,6 +71,7 @@ class LlamaRow:
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
         programs = 2 * self.multiprocessors // Hkv  # for each key head, with two programs a multiprocessor
+        # At least 2, so that the interpreter, with its one multiprocessor, also joins parts.
         self.splits = min(MAX_SPLITS, max(2, power_of_2_up_to(programs)))
         empty = partial(torch.empty, device=device, dtype=dtype)
         empty_fp32 = partial(torch.empty, device=device)
@@ -126,7 +127,10 @@ class LlamaRow:
         )  # fmt: skip
 
     def _launch_linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
-        """Launch the kernel `_linear_add`: self.x += linear(a). `name`: a key of TILES."""
+        """Launch the kernel `_linear_add`: self.x += linear(a). `name`: a key of TILES.
+
+        `LlamaRows.fits` accepts only layers without a bias here.
+        """
         N, K = linear.weight.shape
         tile = tile_of(name, K)
         _linear_add[(tile.num_programs(N, self.multiprocessors),)](
@@ -173,8 +177,8 @@ def _rms_norm_linear(
     """out[N] = norm(x[K]) · weight[N, K]ᵀ, plus bias[N] (if BIAS). The norm needs no pass of its own:
     W·(g·x/s) = (W·(g·x))/s, where g is the norm's gain[K], and s is the root mean square of x.
 
-    GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up. A
-    gated layer has no bias: LlamaRows.fits.
+    GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up.
+    `LlamaRows.fits` accepts only layers without a bias here.
     """
     # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     column = tl.arange(0, PADDED)

@@ -1,7 +1,8 @@
 """Which rows of a step have which adapter, and the product that adds an adapter's difference, in Triton. Part
 18.
 
-The buffers keep their addresses, so CUDA graphs can capture the kernels.
+CUDA graphs can capture the kernels, since `tile_rows` and `tile_slots` keep their addresses, and so does
+`middle` once the layer with the largest K has run. `DecodeGraphs` runs all layers before it captures.
 
 The rows of a slot are put into tiles of TILE rows. All rows of a tile have the same slot, so a tile is one
 product on tensor cores, which reads the slot's matrices once. The number of tiles with work changes from step

@@ -14,8 +14,7 @@ from engine.models.llama import PREFIX, REDUNDANT, LlamaConfig, Model, places
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
 # Defaults of Hugging Face's Qwen3Config, for fields that config.json leaves out.
-HEAD_DIM = 128
-MAX_WINDOW_LAYERS = 28
+DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28}
 
 
 def config_from(raw: dict) -> LlamaConfig:
@@ -23,26 +22,26 @@ def config_from(raw: dict) -> LlamaConfig:
 
     Raises CheckpointError for a sliding window, and as `llama.config_from` does.
     """
-    _refuse_sliding_windows(raw)
-    config = llama.config_from({"head_dim": HEAD_DIM} | raw)
-    return replace(config, qk_norm=True, raw=raw)
+    settings = DEFAULTS | raw
+    _refuse_sliding_windows(settings)
+    return replace(llama.config_from(settings), qk_norm=True, raw=raw)
 
 
-def _refuse_sliding_windows(raw: dict) -> None:
+def _refuse_sliding_windows(settings: dict) -> None:
     """Raises CheckpointError if some layers attend only to a window of the last tokens.
 
     The setting `layer_types` names the kind of each layer. Without `layer_types`, the layers from
-    `max_window_layers` on have a window if `use_sliding_window` is true.
+    `max_window_layers` on have a window if `use_sliding_window` is true and `sliding_window` is not null.
     """
-    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
-    layer_types = raw.get("layer_types")
+    window = settings["sliding_window"] if settings.get("use_sliding_window") else None
+    layer_types = settings.get("layer_types")
     unsupported: list[str] = []
     if layer_types:
         unsupported = sorted(set(layer_types) - {"full_attention"})
-    elif window and raw.get("max_window_layers", MAX_WINDOW_LAYERS) < raw["num_hidden_layers"]:
+    elif window is not None and settings["max_window_layers"] < settings["num_hidden_layers"]:
         unsupported = ["sliding_attention"]
     if unsupported:
-        cause = f" (use_sliding_window with sliding_window={window})" if window else ""
+        cause = "" if window is None else f" (use_sliding_window with sliding_window={window})"
         raise CheckpointError(
             f"layer_types has {', '.join(unsupported)}, which is not supported, only full_attention{cause}"
         )

@@ -165,7 +165,10 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
-    """The factor of queries and keys: `attention_factor`, or a logarithm of `factor` if that is missing."""
+    """The factor of queries and keys. It is `attention_factor`, if config.json has one. Else, if config.json
+    has `mscale` and `mscale_all_dim`, it is the quotient of YaRN's scales with these two weights. Else it is
+    YaRN's scale with the weight 1.
+    """
 
     def scale_of(weight: float) -> float:
         """YaRN's scale, with its logarithm multiplied by `weight`. 1 if `factor` is at most 1."""

@@ -20,9 +20,6 @@ from engine.models.weights import Place
 
 COLWISE, ROWWISE = "colwise", "rowwise"  # the library's names in its plans
 WHOLE = "replicated_with_grad_allreduce"  # every rank has all of it: the entry is about gradients alone
-# The name of a linear layer inside our `FlatLinear`. Extension A knows a layer that is cut by its inputs by
-# this end of its dotted name (CUT_BY_INPUTS of engine/parallel/shards.py).
-BY_INPUTS, OTHER_LINEAR = "rowwise", "linear"
 
 
 class ShardTensor(Protocol):
@@ -52,8 +49,10 @@ def _named(body: nn.Module) -> dict[str, Any]:
 
 
 def linear_name(entry: str | None) -> str:
-    """How our model names a linear layer with this entry of the plan: the last part of its dotted name."""
-    return BY_INPUTS if entry == ROWWISE else OTHER_LINEAR
+    """The name of a linear layer with this entry of the plan inside our `FlatLinear`. Extension A cuts a
+    layer by its inputs if its dotted name ends in ROWWISE (CUT_BY_INPUTS of engine/parallel/shards.py).
+    """
+    return ROWWISE if entry == ROWWISE else "linear"
 
 
 def refuse_undivided(config: ModelConfig, size: int) -> None:
@@ -94,9 +93,9 @@ def _refuse_unknown_entries(plan: dict[str, str], body: nn.Module, subject: str)
     for name, entry in plan.items():
         is_linear = type(named[name]) is nn.Linear
         if entry != WHOLE and not (is_linear and entry in (COLWISE, ROWWISE)):
-            kind = "" if is_linear else f" ({type(named[name]).__name__})"
+            class_name = "" if is_linear else f" ({type(named[name]).__name__})"
             raise CheckpointError(
-                f"{subject}, whose base_model_tp_plan has {entry!r} for {name}{kind}; {supported}"
+                f"{subject}, whose base_model_tp_plan has {entry!r} for {name}{class_name}; {supported}"
             )
     for name in sorted(named):
         if type(named[name]) is nn.Linear and name not in plan:
@@ -142,7 +141,7 @@ def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
         else:
             linear.in_features //= size
         shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
-        for kind, tensor in list(linear.named_parameters()):
-            place = Place(f"body.{name}.{linear_name(entry)}.{kind}")
-            tensor_part = shard(tensor.detach(), place, shapes[kind])
-            linear.register_parameter(kind, nn.Parameter(tensor_part, requires_grad=False))
+        for parameter_name, tensor in list(linear.named_parameters()):
+            place = Place(f"body.{name}.{linear_name(entry)}.{parameter_name}")
+            tensor_part = shard(tensor.detach(), place, shapes[parameter_name])
+            linear.register_parameter(parameter_name, nn.Parameter(tensor_part, requires_grad=False))

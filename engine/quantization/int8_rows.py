@@ -37,7 +37,8 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     """codes[N, K] in int8, scale[N], bias[N] -> the product by the C code, with a copy of the codes in its
     layout.
 
-    `supports(codes)` must be true. `digits`: 1 or 2 digits for each number of x. `flags`: for the compiler.
+    `supports(codes)` must be true. `digits`: 1 or 2 digits for each number of x. `flags`: more flags for the
+    compiler. Tests give -DNARROW, which compiles what a processor without AVX-512 would run.
 
     The product takes x[T, K] on a CPU. The product raises ValueError if x has another width or device, since
     C would read past the end of x, and MemoryError if there is no memory for the codes of x.

@@ -34,7 +34,8 @@ class StepRecord:
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step
     # [S]: tokens of each prompt that the cache had when the request was admitted (Part 12)
     tokens_cached: tuple[int, ...]
-    tokens_held: tuple[int, ...]  # [S]: tokens of each request in the cache after this step
+    # [S]: the context of each request in this step, drafts included, whether they were accepted or not
+    tokens_held: tuple[int, ...]
     num_running: int  # running requests after this step
     num_waiting: int  # waiting requests after this step
     error: str | None = None  # why the step failed; the tokens of a failed step do not count

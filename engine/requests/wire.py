@@ -5,7 +5,6 @@ bytes are JSON, so people can read them, and bytes from an unknown sender cannot
 """
 
 import json
-import math
 from dataclasses import fields
 from typing import Any
 
@@ -132,16 +131,14 @@ def _check_sequences(batch: Batch) -> None:
 def _check_rows_and_draws(batch: Batch) -> None:
     """Check which rows of logits are read, which tokens are scored, and how tokens are drawn."""
     rows, draws = batch.rows, batch.draws
-    S, R, N = len(batch.ids), len(rows.chosen), len(rows.prompt_rows)
+    S, R = len(batch.ids), len(rows.chosen)
     start = np.array(batch.query_start)  # [S+1]
     _check_rows("rows.chosen", rows.chosen, rows.chosen_counts, start)
-    if rows.prompt_rows or rows.prompt_counts:
-        _check_rows("rows.prompt_rows", rows.prompt_rows, rows.prompt_counts, start)
-        _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, minimum=UNSCORED)
-    if rows.logprobs or rows.prompt_logprobs:
+    if rows != Rows(rows.chosen, rows.chosen_counts):  # else all fields of log probabilities are ()
         _check_ints("rows.logprobs", rows.logprobs, S, minimum=UNSCORED)
-        _check_ints("rows.prompt_counts", rows.prompt_counts, S)
-    _check_ints("rows.prompt_ids", rows.prompt_ids, N)
+        _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, minimum=UNSCORED)
+        _check_rows("rows.prompt_rows", rows.prompt_rows, rows.prompt_counts, start)
+        _check_ints("rows.prompt_ids", rows.prompt_ids, len(rows.prompt_rows))
     _check_ints("draws.positions", draws.positions, R)
     if len(draws.rows) != R:
         raise ValueError(f"draws.rows: {len(draws.rows)}, where {R} are expected")
@@ -163,13 +160,17 @@ def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
 
 
 def _check_draw(row: Draw) -> None:
-    """Raises ValueError if a parameter has the wrong type or is out of range."""
+    """Raises ValueError if a field has the wrong type or is out of range. Any whole number will do for
+    `seed`, `top_k` and `min_tokens`.
+    """
     params = row.params
     if not all(type(value) is int for value in (row.seed, params.top_k, params.min_tokens)):
         raise ValueError("seed, top_k, min_tokens: whole numbers are expected")
-    for value in (row.temperature, params.top_p, params.min_p):
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ValueError("temperature, top_p, min_p: numbers from 0 on are expected")
+    for name, value, largest in (  # the largest that SamplingParams accepts
+        ("temperature", row.temperature, 1000), ("top_p", params.top_p, 1), ("min_p", params.min_p, 1),
+    ):  # fmt: skip
+        if type(value) not in (int, float) or not 0 <= value <= largest:
+            raise ValueError(f"{name}: a number from 0 to {largest} is expected")
     if type(row.names_seed) is not bool or type(row.is_adjusted) is not bool:
         raise ValueError("names_seed, is_adjusted: true or false is expected")
     _check_ints("stop_ids", row.stop_ids)

@@ -47,6 +47,7 @@ def make_batch(
     are read; Part 10's `scored_rows` also has prompts scored.
     """
     columns = _Columns(len(work))
+    # Under names of their own, since each look-up in `columns` would take time for each sequence.
     token_ids, positions, context_lens = columns.token_ids, columns.positions, columns.context_lens
     chosen, draws, draw_positions = columns.chosen, columns.draws, columns.draw_positions
     query_start = [0]  # [S+1]
@@ -55,7 +56,10 @@ def make_batch(
         query_start.append(offset + n)
         start = request.num_computed_tokens
         end = start + n
-        if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; else as `add` does
+        if n == 1 and end == len(request.token_ids):
+            # The most frequent case, a decode step: as `columns.add`, without the call. From the row of the
+            # last known token, a token is always chosen, and none of the prompt is scored: `columns.counts`
+            # begins so, and `select_rows` need not be asked.
             context_lens.append(end)
             token_ids.append(request.token_ids[start])
             positions.append(start)
@@ -67,7 +71,7 @@ def make_batch(
             columns.add(request, start, end, offset, select_rows)
     rows = Rows(tuple(chosen), tuple(columns.counts))
     if any([request.is_scored for request, _ in work]):
-        rows = _with_scores(rows, work, columns)
+        rows = _with_rows_to_score(rows, work, columns)
     ids = tuple([request.id for request, _ in work])
     tables, slots = cache.locate(ids, query_start, positions)
     return Batch(
@@ -137,8 +141,10 @@ class _Columns:
         self.prompt_ids += prompt_ids
 
 
-def _with_scores(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
-    """`rows` with the log probabilities that the requests ask for."""
+def _with_rows_to_score(rows: Rows, work: Scheduled, columns: _Columns) -> Rows:
+    """`rows` with the rows in which tokens of prompts are scored, and for each sequence, how many likeliest
+    tokens to score beside a chosen token and beside a token of the prompt.
+    """
     return replace(
         rows,
         logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),

@@ -42,7 +42,9 @@ class ContinuousScheduler(Queues):
 
         A request's rank never changes, yet no request starves: later arrivals start with worse ranks. A
         request whose priority is better by d overtakes only requests that came less than
-        d · STEPS_PER_PRIORITY steps earlier.
+        d · STEPS_PER_PRIORITY steps earlier. Of equal priority, a request with an adapter overtakes one that
+        waits for an adapter's slot (`_next_with_slot`) only if that came less than STEPS_PER_PRIORITY steps
+        earlier.
         """
         self._arrivals += 1
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)

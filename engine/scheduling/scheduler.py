@@ -83,10 +83,10 @@ class Queues:
     def admit_next(self) -> Request | None:
         """Move the first waiting request to the running requests, and return it. At least one must wait.
 
-        Requests whose adapters have no slot are passed over (`_first_with_slot`). Returns None if all waiting
+        Requests whose adapters have no slot are passed over (`_next_with_slot`). Returns None if all waiting
         requests wait for a slot, or if the cache cannot admit the request now.
         """
-        request = self._first_with_slot()
+        request = self._next_with_slot()
         if request is None:
             return None
         num_cached = self.cache.admit(request)
@@ -100,14 +100,13 @@ class Queues:
         self.running.append(request)
         return request
 
-    def _first_with_slot(self) -> Request | None:
+    def _next_with_slot(self) -> Request | None:
         """The first waiting request that has no adapter, or whose adapter has a slot; None if all wait for a
-        slot.
+        slot. An adapter without a slot is given one here, if one can be had (`AdapterSlots.assign`).
 
         As in vLLM, a request may overtake a request that waits for a slot. But a request with an adapter of
         the running requests keeps that adapter's slot in use for longer. So it overtakes only if its rank is
-        less than 1 behind: in continuous batching with equal priorities, if it came less than
-        STEPS_PER_PRIORITY steps later. So no request waits for ever.
+        less than 1 behind. Where ranks get worse with time, no request waits for ever.
         """
         if self._adapter_slots is None:
             return self.waiting[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.server.chat_tools import Tool
-from engine.structured.places import map_schemas
+from engine.structured.schemas import map_schemas
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from engine.structured.places import BY_NAME, DATA, DEFINITIONS, map_schemas
+from engine.structured.schemas import BY_NAME, DATA, DEFINITIONS, map_schemas
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
@@ -68,7 +68,7 @@ def _why_part_refused(part: dict[str, Any]) -> str | None:
 
 
 def _all_schemas(schema: Any) -> list[dict[str, Any]]:
-    """The schema and all schemas within it, the inner ones first."""
+    """The schema and all mappings within it that may be schemas (`map_schemas`), the inner ones first."""
     schemas: list[dict[str, Any]] = []
 
     def collect(part: dict[str, Any]) -> dict[str, Any]:

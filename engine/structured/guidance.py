@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.decoding.structured import StructuredOutputsParams
 from engine.structured.matcher import Mask, StructureFailed, StructureFromMatcher
-from engine.structured.places import map_schemas
+from engine.structured.schemas import map_schemas
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 

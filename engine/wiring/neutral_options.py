@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 class Neutral(NamedTuple):
     """The accepted values of one option, and the reason why others are refused."""
 
-    values: tuple[Any, ...]  # the first is vLLM's default
+    values: tuple[Any, ...]  # argparse_flags.py takes the first as a flag's default
     reason: str
 
     @property
@@ -91,7 +91,7 @@ def take_neutral_options(options_class: type[Options]) -> type[Options]:
     @wraps(init)
     def neutral_init(self: Options, *values: Any, **named_values: Any) -> None:
         for name in NEUTRAL.keys() & named_values.keys():
-            _refuse_unless_neutral(name, named_values.pop(name))
+            _check_option(name, named_values.pop(name))
         init(self, *values, **named_values)
 
     # mypy does not want a method to be assigned. A dataclass has an __init__, so this replaces it.
@@ -99,7 +99,7 @@ def take_neutral_options(options_class: type[Options]) -> type[Options]:
     return options_class
 
 
-def _refuse_unless_neutral(name: str, value: Any) -> None:
+def _check_option(name: str, value: Any) -> None:
     """Raise ValueError if `value` is not one of the accepted values of this option in NEUTRAL."""
     neutral = NEUTRAL[name]
     if not neutral.accepts(value):

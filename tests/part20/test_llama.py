@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
@@ -261,3 +262,30 @@ def test_what_a_file_leaves_out_is_as_hugging_face_has_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(old))
     config = ModelConfig.from_pretrained(tmp_path)
     assert (config.num_kv_heads, config.dtype) == (config.num_heads, "bfloat16"), "as older files have it"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_sliding_window": True, "max_window_layers": 1},
+        {"use_sliding_window": True, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1},
+        {"use_sliding_window": True},
+        {"max_window_layers": 1},
+        {"num_attention_heads": 64},
+    ],
+)
+def test_qwen3_without_a_setting_is_as_in_hugging_faces_config(change, tmp_path):
+    path = reference.save(random_model("qwen3"), tmp_path) / "config.json"
+    raw = json.loads(path.read_text())
+    defaults = "head_dim", "num_key_value_heads", "layer_types", "sliding_window", "max_window_layers"
+    raw = {name: value for name, value in raw.items() if name not in defaults}
+    path.write_text(json.dumps(raw | {"num_attention_heads": 32} | change))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    if "sliding_attention" in theirs.layer_types:
+        with pytest.raises(CheckpointError, match="sliding_attention, which is not supported"):
+            ModelConfig.from_pretrained(tmp_path)
+    else:
+        ours = ModelConfig.from_pretrained(tmp_path)
+        assert (ours.num_kv_heads, ours.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)

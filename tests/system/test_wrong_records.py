@@ -103,7 +103,10 @@ WRONG = [  # where in a record, and what stands there
     ("batch.draws.rows.0.params", [1]),
     ("batch.draws.rows.0.params.0", "all"),
     ("batch.draws.rows.0.temperature", float("nan")),
+    ("batch.draws.rows.0.params.1", 7.0),
+    ("batch.draws.rows.0.params.2", 1.5),
     ("batch.draws.rows.0.temperature", -1),
+    ("batch.draws.rows.0.temperature", 1001),
     ("batch.draws.rows.0.seed", None),
     ("batch.draws.rows.0.names_seed", 1),
     ("batch.draws.rows.0.is_adjusted", 1),
@@ -185,3 +188,17 @@ def test_a_placeholder_stands_for_the_last_token_of_a_sequence_and_for_no_other(
                 ValueError, match="token_ids: a placeholder is the last token of its sequence"
             ):
                 from_json(changed)
+
+
+SCORED = ("logprobs", "prompt_logprobs", "prompt_rows", "prompt_ids", "prompt_counts")
+
+
+@pytest.mark.parametrize("value", [0, None, {}, ""])
+@pytest.mark.parametrize("name", SCORED)
+def test_the_fields_of_log_probabilities_are_lists_even_if_no_request_asks_for_any(name, value, recorded):
+    batch = batches(lines_of(recorded))[0]
+    batch["rows"] |= {key: [] for key in SCORED}
+    assert from_json(batch).rows.logprobs == ()
+    batch["rows"][name] = value
+    with pytest.raises(ValueError, match="no record of a step: "):
+        from_json(batch)
