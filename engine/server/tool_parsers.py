@@ -1,10 +1,10 @@
 """Parsers that find the calls of tools in an answer's text, under the names of vLLM's `--tool-call-parser`.
 Extension B.
 
-Promises that a call names one of the request's tools, that its arguments begin as a JSON object, and that they
-are passed on while the model writes them. Text outside of calls and their marks stays content, but for fillers
-(`CallFormat.filler`) before a call, or between a whole call and the end. A character takes the same time
-however long the text is. Does not check whether arguments fit the tool's schema.
+Promises that a call names one of the request's tools, that its arguments begin as a JSON object, and that
+they are passed on while the model writes them. Text outside of calls and their marks stays content, but for
+fillers (`CallFormat.filler`) before a call, or between a whole call and the end. A character takes the same
+time however long the text is. Does not check whether arguments fit the tool's schema.
 """
 
 from collections.abc import Callable, Collection
