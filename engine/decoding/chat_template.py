@@ -1,9 +1,10 @@
 """Writes a conversation as the text that a model was trained on, by the checkpoint's chat template. Part 14.
 
-Promises the text of Hugging Face's `apply_chat_template`. `guarded` ensures that only the template, and no
-message, writes special tokens. A template is a small Jinja program that comes with a checkpoint. It runs in a
-sandbox (template_sandbox.py), which keeps it from this process and its files, and limits its time and the
-length of its text. Does not know which roles there are, or in which order: the template checks the roles.
+Promises the text of Hugging Face's `apply_chat_template`. `chat_prompt` and `guarded_text` ensure that only
+the template writes special tokens of more than one character, and no message or tool. A template is a small
+Jinja program that comes with a checkpoint. It runs in a sandbox (template_sandbox.py), which keeps it from
+this process and its files, and limits its time and the length of its text. Does not know which roles there
+are, or in which order: the template checks the roles.
 Document: https://huggingface.co/docs/transformers/chat_templating
 """
 
@@ -128,12 +129,12 @@ class ChatTemplate:
         """The text of `messages`, which are dicts with "role" and "content".
 
         With `add_generation_prompt`, the text ends with the beginning of the model's answer. With
-        `continue_final_message`, the text ends with the content of the last message, so that the model writes
-        on in that message. `variables` are further variables of the template, such as Qwen3's
-        `enable_thinking`; a template ignores variables that it does not read. `tools` are the functions that
-        the model may call, as JSON, for templates that list them. The variable `documents`, which some
-        templates read, is None unless it is in `variables`. Raises ChatError if the template refuses the
-        messages, fails, leaves out the message to continue, or exceeds the sandbox's limits.
+        `continue_final_message`, the text ends with the content of the last message (there must be one), so
+        that the model writes on in that message. `variables` are further variables of the template, such as
+        Qwen3's `enable_thinking`; a template ignores variables that it does not read. `tools` are the
+        functions that the model may call, as JSON, for templates that list them. The variable `documents`,
+        which some templates read, is None unless it is in `variables`. Raises ChatError if the template
+        refuses the messages, fails, leaves out the message to continue, or exceeds the sandbox's limits.
         """
         messages = list(messages)
         mark = uuid4().hex  # random, so that no content has it; it marks where the last message ends

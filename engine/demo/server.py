@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from engine.wiring.engine_args import EngineArgs
 
 ROOT = Path(__file__).parents[2]  # the folder that contains the package `engine`
 START_SECONDS = 240  # for a server to load its model and start
+STOP_SECONDS = 60  # for a server to end, before it is killed
 
 
 def to_flags(args: EngineArgs) -> list[str]:
@@ -66,7 +67,8 @@ def served(
 ) -> Iterator[tuple[str, int]]:
     """Run `ruvon serve` with these arguments inside the `with` block, which gets the server's URL and process
     id. Stdout and stderr go to the file `log`. `env` is by default that of `environment`. The server takes
-    `port` if it is free, and otherwise any free port, as with port 0.
+    `port` if it is free, and otherwise any free port, as with port 0. A server that does not end within
+    STOP_SECONDS after the block is killed.
 
     Raises RuntimeError with the server's output if the server does not start within START_SECONDS.
     """
@@ -97,7 +99,8 @@ def served(
     finally:
         process.terminate()
         try:
-            process.wait(60)
-        finally:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+        finally:  # also after an interrupt
             process.kill()
             process.wait()

@@ -1,10 +1,10 @@
 """Parsers that find the calls of tools in an answer's text, under the names of vLLM's `--tool-call-parser`.
 Extension B.
 
-Promises that a call names one of the request's tools and has a JSON object of arguments, that the arguments
-are passed on while the model writes them, and that all other text stays content: only the marks and spaces
-around calls are left out. A character takes the same time however long the text is. Does not check whether
-arguments fit the tool's schema.
+Promises that a call names one of the request's tools, that its arguments begin as a JSON object, and that
+they are passed on while the model writes them. Text outside of calls and their marks stays content, but for
+fillers (`CallFormat.filler`) before a call, or between a whole call and the end. A character takes the same
+time however long the text is. Does not check whether arguments fit the tool's schema.
 """
 
 from collections.abc import Callable, Collection
@@ -54,12 +54,12 @@ class CallParser:
         self.names, self.format = names, format
         self.marks = [mark for mark in (format.opening or "{", format.first) if mark]
         self._place: Place = "outside"
-        self._fillers: list[str] = []  # held back: they are left out if a call follows, and content otherwise
+        self._fillers: list[str] = []  # held back: left out before a call, and from a whole call to the end
         self._mark_beginning = ""  # held back: it may become a mark
         self._candidate: list[str] = []  # held back: the text of the candidate, with its mark
         self._json = CallText(names, format.fields)  # of the latest candidate or call, from its brace on
         self._is_call = False  # whether `_json` is certainly a call, so that its name was passed on
-        self._has_calls = False  # whether any call was found
+        self._is_behind_call = False  # whether there was a call, not a broken one, and no content since
         self._pieces = PieceCollector()
 
     def feed(self, text: str) -> list[Piece]:
@@ -72,7 +72,7 @@ class CallParser:
     def end(self) -> list[Piece]:
         """As in Parser. A call whose arguments were cut off stays as it is."""
         rest = "".join([*self._candidate, self._mark_beginning])
-        if rest or not self._has_calls:
+        if rest or not self._is_behind_call:
             self._add_content(rest)
         return self._pieces.take_all()
 
@@ -144,7 +144,7 @@ class CallParser:
         """Make the candidate a call."""
         assert self._json.name is not None  # as `is_begun` says
         self._pieces.add("call", self._json.name)
-        self._is_call = self._has_calls = True
+        self._is_call = self._is_behind_call = True
         self._candidate.clear()
         self._fillers.clear()
 
@@ -153,7 +153,7 @@ class CallParser:
         if self._is_call:
             self._pass_arguments_on()
             self._pieces.add("broken", "")
-            self._is_call = False
+            self._is_call = self._is_behind_call = False  # all that follows is content
             self._place = "outside"
             self._take_outside(char)
         elif self._json.is_done:  # complete, but no call, such as {"a": 1}
@@ -173,6 +173,7 @@ class CallParser:
         """Add text that certainly belongs to no call, after the fillers before it."""
         self._pieces.add("content", "".join([*self._fillers, text]))
         self._fillers.clear()
+        self._is_behind_call = False
 
     def _pass_arguments_on(self) -> None:
         """Add the arguments that have come since the last time, if there certainly is a call."""

@@ -5,10 +5,10 @@ same blocks there as the target's lie in the target's memory. So the plan shares
 both models at once.
 
 A call runs one or more passes of the draft model, each for all sequences that need it at once. A token is
-computed once, confirmed drafts among them. Only the last known token may be computed a second time, since its
-logits are needed for the first draft. The reported distributions are those from which the drafts were drawn.
-Passes follow one another without a wait for the host, which fetches the drafts at the end, unless penalties
-count them. This module knows nothing of the target model.
+computed once, confirmed drafts among them, unless a call fails. Only the last known token may be computed a
+second time, since its logits are needed for the first draft. The reported distributions are those from which
+the drafts were drawn. Passes follow one another without a wait for the host, which fetches the drafts at the
+end, unless penalties count them. This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence
@@ -113,6 +113,8 @@ class DraftModel:
         sequences: list[_Sequence] = []
         for request, ids, max_tokens in inputs:
             start = len(ids) - self.num_unread(request, ids)
+            progress = self.cache.draft_progress[request.id]
+            del progress.drafts[max(0, start - progress.num_tokens) :]  # the passes write over their keys
             sequences.append(_Sequence(request, ids, max_drafts=max_tokens, start=start, new=ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
@@ -122,8 +124,6 @@ class DraftModel:
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
-            for sequence in computing:
-                self._note_progress(sequence, sequence.drafts)
             # 2. Read the drafts now if penalties must count them on the host, otherwise at the end.
             if any(sequence.request.sampling.is_adjusted for sequence in drafting):
                 drafts = _chosen(pending)
@@ -134,18 +134,15 @@ class DraftModel:
                 sequence.add(draft)
             computing = [sequence for sequence in drafting if sequence.lacks_draft]
             num_passes += 1
-        # 3. Read the drafts. All but the last of each sequence are computed.
+        # 3. Read the drafts. All but the last of each sequence are computed. Noted only now: if a pass fails,
+        #    the step is rolled back, and other tokens may take the places of its own.
         for unread in unread_passes:
             for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
                 sequence.drafts[unread.number] = draft
         for sequence in sequences:
-            self._note_progress(sequence, sequence.drafts[:-1])
+            progress = self.cache.draft_progress[sequence.request.id]
+            progress.num_tokens, progress.drafts = len(sequence.ids), sequence.drafts[:-1]
         return [sequence.drafts for sequence in sequences]
-
-    def _note_progress(self, sequence: _Sequence, drafts: list[int]) -> None:
-        """Note that the known tokens of a sequence, and the drafts behind them, are computed."""
-        progress = self.cache.draft_progress[sequence.request.id]
-        progress.num_tokens, progress.drafts = len(sequence.ids), list(drafts)
 
     def _batch(self, sequences: Sequence[_Sequence]) -> Batch:
         """The record of a pass that computes the `new` tokens of the sequences."""

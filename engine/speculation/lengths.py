@@ -40,7 +40,7 @@ class DraftLengths:
         # By request id: how often a draft is accepted if all drafts before it are.
         self._rates: dict[str, float] = {}
         self._mean_rate = 1.0  # of all requests, used for new ones; starts at 1, so that drafts are tried
-        self._plain_tokens = 0  # tokens of steps without drafts since the last proposal
+        self._plain_tokens = 0  # of requests that had no drafts in their step, since the last proposal
         self._unread_tokens = 0  # tokens that had to be read before the last proposal
         self._equal_seconds: list[list[float]] = []  # [S, K]: of steps in which all S sequences have k drafts
         self._seconds: dict[int, np.ndarray] = {}  # by S: the result of `seconds`
@@ -85,8 +85,8 @@ class DraftLengths:
 
         If steps without drafts are the fastest, a try with drafts may be due, with the best m and k > 0. A
         try costs its time beyond a plain step, and the time to read as many tokens as the last try had to
-        read. A try is due once TRY_SHARE of the time of all plain steps since the last try, which gave
-        `_plain_tokens` tokens, is as long as this cost.
+        read. A try is due once TRY_SHARE of the time that plain steps of these requests take for as many
+        tokens as were got without drafts since the last try (`_plain_tokens`) is as long as this cost.
         """
         if not request_ids:
             return []

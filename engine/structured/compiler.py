@@ -10,12 +10,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
-from engine.decoding.structured import StructuredOutputsParams
+from engine.decoding.structured import CONSTRAINTS, StructuredOutputsParams
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.costs import why_refused
@@ -112,7 +112,9 @@ class Compiler:
         return _cache_key(self._with_config(params))
 
     def knows(self, key: str) -> bool:
-        """Whether the structure of constraints with this key is kept, so that `compile` takes no time."""
+        """Whether the structure of constraints with this key is kept, so that `compile` takes no time. If so,
+        it is now the one that was used last.
+        """
         return self._cached(key) is not None
 
     def _cached(self, key: str) -> Structure | None:
@@ -125,25 +127,27 @@ class Compiler:
     def _compile_new(self, params: StructuredOutputsParams) -> Structure:
         """The structure of a constraint that is not kept. Raises as `compile` does."""
         if params.prefix is not None:
-            return self._continuation(params.prefix, self.compile(replace(params, prefix=None)))
+            return self._continuation(params)
         self._set_up()
         if self._uses_guidance:
             return call_with_large_stack(lambda: self._compile_with_guidance(params))
         return self._compile_with_ruvon(params)
 
-    def _continuation(self, prefix: str, structure: Structure) -> Structure:
-        """The structure of what may follow a text in outputs of `structure`. In whatever tokens the text is
-        read, the same bytes lead to the same place. Raises ParameterError if no output begins with the text.
+    def _continuation(self, params: StructuredOutputsParams) -> Structure:
+        """The structure of what may follow `params.prefix`. In whatever tokens the prefix is read, the same
+        bytes lead to the same place. Raises as `compile` does, and if no output begins with the prefix.
         """
-        matcher, data = structure.start(), prefix.encode()
-        beginning = "the beginning that the output continues"
+        assert params.prefix is not None
+        matcher = self.compile(replace(params, prefix=None)).start()
+        data = params.prefix.encode()
+        beginning = ": the beginning that the output continues"
         try:
             num_fitting = self._advance(matcher, data)
         except (StructureFailed, ValueError) as error:
-            raise ParameterError(FIELD, f"{FIELD}: {beginning}: {error}") from None
+            raise _refused(params, f"{beginning}: {error}") from None
         if num_fitting < len(data):
             rest = data[num_fitting:].decode(errors="replace")[:40]
-            raise ParameterError(FIELD, f"{FIELD}: {beginning} does not fit from {rest!r} on")
+            raise _refused(params, f"{beginning} does not fit from {rest!r} on")
         return StructureFromMatcher(matcher)
 
     def _advance(self, matcher: Matcher, text: bytes) -> int:
@@ -181,58 +185,61 @@ class Compiler:
         if params.choice is not None:
             return Choice(params.choice, self._vocabulary)
         if params.regex is None:
-            field = "grammar" if params.grammar is not None else "json"
             remedy = "backend='guidance'" if self._config.backend == "ruvon" else INSTALL
-            raise _refused(field, f" needs llguidance ({remedy}); without, choice and regex are accepted")
+            raise _refused(params, f" needs llguidance ({remedy}); without, choice and regex are accepted")
         try:
             automaton = TokenAutomaton(parse(params.regex), self._vocabulary)
             is_possible = automaton.allowed(automaton.first).any() or automaton.may_end(automaton.first)
         except (RegexError, StructureFailed) as error:
-            raise _refused("regex", f": {error}") from None
+            raise _refused(params, f": {error}") from None
         if not is_possible:
-            raise _refused("regex", f"={params.regex!r}: no text fits it")
+            raise _refused(params, f"={params.regex!r}: no text fits it")
         return automaton
 
     def _compile_with_guidance(self, params: StructuredOutputsParams) -> Structure:
         """Any constraint, compiled by llguidance. Raises ParameterError."""
         from engine.structured import guidance
 
-        if params.regex is not None:
-            field, grammar = "regex", guidance.regex_grammar(params.regex)
-        elif params.grammar is not None:
-            field, grammar = "grammar", guidance.lark_grammar(params.grammar)
-        elif params.choice is not None:
-            field, grammar = "choice", guidance.choice_grammar(params.choice)
-        else:
-            return self._compile_json(params)
         try:
-            return self._guidance.compile(grammar)
+            if params.regex is not None:
+                return self._guidance.compile(guidance.regex_grammar(params.regex))
+            if params.grammar is not None:
+                return self._guidance.compile(guidance.lark_grammar(params.grammar))
+            if params.choice is not None:
+                return self._guidance.compile(guidance.choice_grammar(params.choice))
+            return self._compile_json(params)
         except guidance.RefusedByGuidance as error:
-            raise _refused(field, f": {error}") from None
+            raise _refused(params, f": {error}") from None
+        except RecursionError:
+            raise _refused(params, " is nested too deeply") from None
 
     def _compile_json(self, params: StructuredOutputsParams) -> Structure:
-        """A JSON schema, compiled by llguidance. Raises ParameterError, which names the place in it."""
+        """A JSON schema, compiled by llguidance. Raises ParameterError and RecursionError. If llguidance
+        refuses the schema, the error also names the place.
+        """
+        schema = json.loads(params.schema_text())
+        reason = why_refused(schema)
+        if reason is not None:
+            raise _refused(params, f": {reason}")
+        try:
+            return self._compile_schema(params, schema)
+        except ValueError as error:  # llguidance's
+            place = place_of_refusal(schema, partial(self._guidance_error, params))
+            raise _refused(params, f": {error} at {place}") from None
+
+    def _compile_schema(self, params: StructuredOutputsParams, schema: Any) -> Structure:
+        """`schema`, with the options of `params`. Raises ValueError, with llguidance's words."""
         from engine.structured import guidance
 
-        def guidance_error(schema: Any) -> str | None:
-            """llguidance's error for this schema, or None."""
-            try:
-                self._guidance.compile(guidance.json_grammar(params, schema))
-            except ValueError as error:
-                return str(error)
-            return None
+        return self._guidance.compile(guidance.json_grammar(params, schema))
 
-        schema = json.loads(params.schema_text())
+    def _guidance_error(self, params: StructuredOutputsParams, schema: Any) -> str | None:
+        """llguidance's error for this schema, or None."""
         try:
-            reason = why_refused(schema)
-            if reason is None:
-                return self._guidance.compile(guidance.json_grammar(params, schema))
-        except RecursionError:
-            raise _refused("json", " is nested too deeply") from None
-        except ValueError as error:  # llguidance's
-            field = "json" if params.json is not None else "json_object"
-            raise _refused(field, f": {error} at {place_of_refusal(schema, guidance_error)}") from None
-        raise _refused("json", f": {reason}")
+            self._compile_schema(params, schema)
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def _cache_key(params: StructuredOutputsParams) -> str:
@@ -244,8 +251,9 @@ def _cache_key(params: StructuredOutputsParams) -> str:
     return f"{params.schema_text()} {replace(params, json='{}')!r}"
 
 
-def _refused(field: str, message: str) -> ParameterError:
-    """The error of a constraint that is refused. `field`: of the constraint. `message`: what follows the
-    field's name.
+def _refused(params: StructuredOutputsParams, message: str) -> ParameterError:
+    """The error of a constraint that is refused. `message` is what follows the name of the constraint's
+    field.
     """
+    field = next(name for name in CONSTRAINTS if getattr(params, name) is not None)
     return ParameterError(FIELD, f"{FIELD}.{field}{message}")

@@ -59,18 +59,18 @@ class SentencePieceTokenizer(Tokenizer):
         `decode` removes the first space of a text. The other arguments are those of `Tokenizer`. Raises
         ValueError if a byte has no token.
         """
-        # `Tokenizer.__init__` reads byte-level spellings, so all fields are set here.
+        # `Tokenizer.__init__` reads byte-level spellings, so this sets all of its fields itself.
         self._index_added_tokens(added_tokens, vocab, eos_token)
         self._prepend, self._strip = prepend, strip
         self._normal_form = None
         self._add_prefix_space = False  # `_marked` adds the spaces instead
-        self._ignore_merges = ignore_merges
         self._affixes = affixes
         self._word_regex = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
         self._vocab = vocab
         self._cache = {}
         self._byte_to_id = byte_token_ids(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
         self._merges = merge_table(vocab, merges)
+        self._whole_word_ids = {token.encode(): id for token, id in vocab.items()} if ignore_merges else {}
         spellings = vocab | {token.content: token.id for token in self.added.values()}
         self.id_to_bytes = {id: _bytes_of(token) for token, id in spellings.items()}
         self._max_token_bytes = max(len(token.encode()) for token in spellings)
@@ -110,8 +110,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_word(self, word: str) -> list[int]:
         """The token ids of one word: those of its characters or their bytes, merged."""
-        if self._ignore_merges and word in self._vocab:
-            return [self._vocab[word]]
+        data = word.encode()
+        if data in self._whole_word_ids:
+            return [self._whole_word_ids[data]]
         ids: list[int] = []
         for char in word:
             if char in self._vocab:

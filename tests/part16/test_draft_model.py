@@ -35,9 +35,10 @@ class Watched(DraftModel):
         super().__init__(runner, memory.plan(), model.config.max_positions)
         self.passes: list[int] = []
         self.broken = False
+        self.fails_from: int | None = None  # the number of the first pass that fails
 
     def watch(self, batch):
-        if self.broken:
+        if self.broken or len(self.passes) == self.fails_from:
             raise MemoryError
         self.passes.append(batch.num_tokens)
 
@@ -230,4 +231,18 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     memory.apply(draft.cache.take_copies())
     known = [*TEXT, 7]
     assert draft.num_unread(one, known) == 1
+    assert propose(draft, [(one, known)], [3]) == [alone(model, known, 3)]
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_after_a_pass_that_fails_only_what_still_stands_counts_as_read(model, draft, num_passes):
+    """The step that failed is rolled back. Its tokens were wrong, and the next step gives others."""
+    one = request(draft, TEXT)
+    (guess,) = propose(draft, [(one, TEXT)], [4])
+    draft.fails_from = len(draft.passes) + num_passes
+    with pytest.raises(MemoryError):
+        propose(draft, [(one, [*TEXT, guess[0], guess[1] + 1])], [4])
+    draft.fails_from = None
+    known = [*TEXT, *guess[:3], 7]
+    assert draft.num_unread(one, known) == 3, "of its guesses, only the first is still in place"
     assert propose(draft, [(one, known)], [3]) == [alone(model, known, 3)]

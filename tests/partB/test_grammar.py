@@ -279,3 +279,11 @@ def test_without_the_library_choice_and_regex_are_our_own(monkeypatch):
         compiler.compile(StructuredOutputsParams(json={}))
     with pytest.raises(ValueError, match=r"backend='guidance' needs llguidance"):
         Compiler(TOKENIZER, EOS, StructuredOutputsConfig(backend="guidance"))
+
+
+@pytest.mark.parametrize("field", ["json", "json_object"])
+def test_without_the_library_json_is_refused_by_the_name_of_its_field(field):
+    compiler = Compiler(TOKENIZER, EOS, StructuredOutputsConfig(backend="ruvon"))
+    given = StructuredOutputsParams(**{field: {} if field == "json" else True})
+    with pytest.raises(ParameterError, match=rf"^structured_outputs\.{field} needs llguidance"):
+        compiler.compile(given)

@@ -185,3 +185,19 @@ def test_a_wrong_last_bracket_of_a_call_is_content(name):
     assert "broken" in [piece.kind for piece in pieces], "a list's bracket does not end an object"
     content = "".join(piece.text for piece in pieces if piece.kind == "content")
     assert content == "] so", "the bracket belongs to no call, and no text is lost"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ('{"name": "add", "arguments": {}} see [1]', " see [1]"),
+        ('{"name": "add", "arguments": {}}; that is all; ', "; that is all; "),
+        ('{"name": "add", "arguments": {}]', "]"),
+        ('{"name": "add", "arguments": {}} so, {"name": "add", "arguments": {}}]', " so"),
+    ],
+    ids=["a bracket", "spaces", "behind a broken call", "another call"],
+)
+def test_fillers_behind_the_words_that_follow_a_call_are_content(text, content):
+    for cut in range(len(text) + 1):
+        got = read(TOOL_PARSERS["json"](NAMES), text[:cut], text[cut:])
+        assert got[0] == content, f"cut after {text[:cut]!r}"

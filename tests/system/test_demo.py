@@ -1,6 +1,7 @@
 """`ruvon demo`, the main job: it runs without a terminal, beside a taken port, and leaves nothing behind."""
 
 import io
+import os
 import re
 import signal
 import socket
@@ -131,3 +132,19 @@ def test_a_story_says_why_it_ends(capsys, monkeypatch, max_model_len, max_tokens
     monkeypatch.setenv("COLUMNS", "120")
     tell_story(EngineArgs(model="storyteller-draft", max_model_len=max_model_len, max_num_seqs=1), max_tokens)
     assert f"({reason})" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_end_is_killed_and_the_blocks_own_error_stays(tmp_path, monkeypatch):
+    """A program that ignores SIGTERM stands for the server."""
+    deaf = tmp_path / "python"
+    deaf.write_text(
+        f"#!{sys.executable}\nimport signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('Uvicorn running on http://here', flush=True)\ntime.sleep(3600)\n"
+    )
+    deaf.chmod(0o755)
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(server.sys, "executable", str(deaf))
+    with pytest.raises(KeyError, match="of the block"), server.served(tmp_path / "log") as (_, pid):
+        raise KeyError("of the block")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
