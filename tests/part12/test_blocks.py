@@ -158,3 +158,12 @@ def test_a_table_grows_at_its_end_and_nothing_else_changes():
         assert table.blocks.tolist() == expected
         assert len(table) == len(expected)
     assert table.last == 9
+
+
+def test_the_blocks_of_one_call_follow_each_other_too():
+    manager = BlockManager(5)
+    manager.allocate(5)
+    manager.free([3, 4])
+    manager.free([0])
+    assert list(manager.free_queue) == [0, 3, 4]
+    assert manager.allocate(2, after=2) == [3, 4], "4 is right behind 3; 0, the front, is not"

@@ -351,3 +351,14 @@ def test_of_another_cache_the_totals_are_known_and_no_places():
     assert (memory.tokens_held, memory.tokens_total, memory.tokens_unused) == (32, 1024, 22)
     assert (memory.blocks, memory.swap) == (None, None)
     assert copy_table(cache, request) == TableCopy(0, 0, [])
+
+
+@pytest.mark.parametrize("make", [partial(BlockCache, 64, 4), partial(paged, 64)], ids=["totals", "pages"])
+def test_memory_that_is_full_to_its_last_token_has_no_room_left(make):
+    cache, request = make(), sequence("a", "x" * 10)
+    cache.admit(request)
+    cache.reserve(request, 8)
+    unused = []
+    for request.num_computed_tokens in (7, 8, 9):
+        unused.append(copy_memory(cache, [request]).tokens_unused)
+    assert unused == [1, 0, 0], "room for 8 tokens: none is left with the eighth, and never less than none"
