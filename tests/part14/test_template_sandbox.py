@@ -355,3 +355,10 @@ def test_what_has_no_result_costs_nothing_and_is_refused_in_pythons_words(operat
     """Only % formats, and only a text: a width elsewhere is no width."""
     with pytest.raises(ChatError, match=re.escape(f"TypeError: {words}")):
         ChatTemplate("{{ " + operation + " }}").render([])
+
+
+def test_what_cannot_be_joined_has_no_items_to_charge_for():
+    for arguments in ((), (7,), (None, 7)):
+        assert method_characters("join", "-" * 100, arguments) == written_length(arguments), (
+            "no separator is charged where there is nothing to join"
+        )
