@@ -56,3 +56,15 @@ def test_a_wide_layer_has_more_threads_and_then_fewer_rows(monkeypatch):
             tile = llama_row.tile_of(name, K)
             matrices = 2 if name == "gate_up" else 1
             assert tile.rows * matrices * K <= llama_row.MAX_HELD_WEIGHTS * 32 * tile.warps
+
+
+def test_slot_0_is_a_slot_like_any_other(model):
+    """The same only token, stored by two runs: it reads no old keys, wherever it lies."""
+    step = Step(model, [1])
+    chain = LlamaRow(model, *(list(layers) for layers in step.memory))
+    with torch.inference_mode():
+        for slot in (1, 0):
+            step.slots[0] = slot
+            chain(step.token_ids, step.positions, step.slots, step.tables, step.context)
+    stored = step.memory[:, :, 0, :2]  # [2, L, the slots 0 and 1, Hkv, Dh]
+    assert torch.allclose(stored[:, :, 0], stored[:, :, 1], atol=1e-5), "the token lies in both slots"

@@ -136,3 +136,24 @@ def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     make = fastest_steps(model, memory_for(model), 3)
     assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)
+
+
+def test_slot_0_is_a_slot_like_any_other_and_minus_1_is_none(model, monkeypatch):
+    """Three rows with the same only token: what they store is the same, wherever it lies."""
+    monkeypatch.setattr(llama_attend, "PROGRAMS_PER_MULTIPROCESSOR", 0)
+    if not llama_attend.prefers_attend_rows(model.config, 3, torch.device(DEVICE)):
+        pytest.skip("heads are too narrow for it")
+    step = Step(model, [1, 1, 1])
+    step.token_ids.fill_(5)
+    step.slots[:] = torch.tensor([-1, 0, 1])
+    before = step.memory.clone()
+    keys, values = ([layer[1:] for layer in layers] for layers in step.memory)  # slot -1 would be in block 0
+    with torch.inference_mode():
+        LlamaRows(model, keys, values, 3)(
+            step.token_ids, step.positions, step.slots, step.tables, step.context
+        )
+    stored = step.memory[:, :, 1, :2]  # [2, L, the slots 0 and 1, Hkv, Dh]
+    assert torch.allclose(stored[:, :, 0], stored[:, :, 1], atol=1e-5), "slot 0 is a slot like any other"
+    assert not torch.allclose(stored, before[:, :, 1, :2]), "the new tokens are stored"
+    before[:, :, 1, :2] = stored
+    assert torch.equal(step.memory, before), "a slot of -1 stores nothing"
