@@ -204,6 +204,7 @@ def test_a_yardstick_is_written_to_four_places():
 
 def test_a_tenth_is_no_more_than_a_tenth(folder):
     assert sat(folder, measures(10.0), measures(11.0)) is None
+    assert sat(folder, measures(10.0), measures(11.01)) == "read took 10 ms before it and 11 ms after it"
 
 
 def test_a_record_is_written_as_its_benchmark_wrote_it(folder):
