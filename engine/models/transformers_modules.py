@@ -9,17 +9,22 @@ from engine.models.weights import Module
 
 
 def replace_module(outer: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` in place of `old`, a module somewhere inside `outer`."""
+    """Put `new` in place of `old`, a module somewhere inside `outer`. Raises ValueError if it is not."""
     outer.set_submodule(name_in(outer, old), new)
 
 
 def name_in(outer: nn.Module, inner: nn.Module) -> str:
-    """The dotted name of `inner`, a module somewhere inside `outer`."""
-    return next(name for name, module in outer.named_modules() if module is inner)
+    """The dotted name of `inner`, a module somewhere inside `outer`. Raises ValueError if it is not."""
+    for name, module in outer.named_modules():
+        if module is inner:
+            return name
+    raise ValueError(f"{type(outer).__name__} has no such {type(inner).__name__} inside")
 
 
 class DecoderOutput(tuple):
-    """A decoder's result in the library's form: the hidden states, and None for every other attribute."""
+    """A decoder's result in the library's form: the hidden states, and None for every other attribute, since
+    the library's models copy different ones (`past_key_values`, `attentions`) into their own results.
+    """
 
     @property
     def last_hidden_state(self) -> Tensor:

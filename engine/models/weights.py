@@ -31,10 +31,9 @@ class Module(nn.Module):
     to `forward` unless this module has a forward hook or an argument is given by name. Other hooks, those of
     backward passes and those for all modules, are not called then. nn.Module keeps layers and weights in
     dictionaries, where `__getattr__` finds them only after the plain look-up has failed. Such a look-up takes
-    ten times as long as a plain one. A step of the storyteller has 131 of them, a tenth of its time on a CPU.
-    So layers and weights are kept in `__dict__`, too. `__setattr__`, `__delattr__` and `_apply` keep
-    `__dict__` up to date. `add_module` and `register_parameter` do not: to replace a layer or a weight, set
-    the attribute.
+    much longer than a plain one, and a step has many. So layers and weights are kept in `__dict__`, too.
+    `__setattr__`, `__delattr__` and `_apply` keep `__dict__` up to date. `add_module` and
+    `register_parameter` do not: to replace a layer or a weight, set the attribute.
     """
 
     def __call__(self, *args, **options):

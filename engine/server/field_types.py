@@ -1,9 +1,8 @@
 """The types of the fields of all routes: numbers, names, texts, prompts, stops. Part 4.
 
-Each type checks that the value is of this type, and most also check its length. Not so `Biases`
-(`not_too_many` does), nor a prompt's text or ids: the body's size bounds them, and then the engine. Ranges of
-numbers are only described here, for /openapi.json (`bounds`): the engine checks them, and its messages say
-more than pydantic's.
+Each type checks that the value is of this type, and most also check its length. Not so a prompt's text or
+ids: the body's size bounds them, and then the engine. Ranges of numbers are only described here, for
+/openapi.json (`bounds`): the engine checks them, and its messages say more than pydantic's.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,16 +58,16 @@ def prompt_or_stop_kind(value: Any) -> str | None:
     return "ids" if isinstance(first, int) else "texts"
 
 
-def not_too_many(entries: Any) -> Any:
-    """Return `entries` unchanged. Raises PydanticCustomError for more than MAX_LOGIT_BIAS entries.
+def _refuse_too_many_biases(biases: Any) -> Any:
+    """Return `biases` unchanged. Raises PydanticCustomError for more than MAX_LOGIT_BIAS entries.
 
     pydantic's own `max_length` would check every entry before it counts the entries.
     """
-    if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
+    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIAS:
         raise PydanticCustomError(
-            "too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}"
+            "too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(biases)}"
         )
-    return entries
+    return biases
 
 
 def _number(value: Any) -> Any:
@@ -116,6 +115,7 @@ BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=Tr
 Biases = Annotated[
     dict[str, Annotated[Number, bounds(minimum=-100, maximum=100)]],
     bounds(propertyNames={"pattern": f"^({TOKEN_ID})$"}, maxProperties=MAX_LOGIT_BIAS),
+    BeforeValidator(_refuse_too_many_biases),
 ]
 Prompts = Annotated[
     Annotated[StrictStr, bounds(minLength=1), Tag("text")]

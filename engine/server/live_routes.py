@@ -131,7 +131,7 @@ def live_routes(view: LiveView, engine: EngineThread) -> AppExtension:
     def extend(app: FastAPI, backend: Backend) -> None:
         @app.get(
             EVENTS_PATH,
-            summary="The engine at work, up to five times a second: its memory, its requests, its last steps",
+            summary=f"The engine at work, up to {FRAMES_PER_SECOND} times a second: memory, requests, steps",
             status_code=200,
             response_class=EventStream,
             responses=openapi_responses(None, SnapshotEvent),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BeforeValidator, StrictBool, StrictStr
+from pydantic import StrictBool, StrictStr
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
@@ -30,7 +30,6 @@ from engine.server.field_types import (
     StopTokenIds,
     TokenIds,
     bounds,
-    not_too_many,
 )
 from engine.server.fields import Fields
 from engine.server.limits import MAX_CHOICES, MAX_PRIORITY
@@ -59,7 +58,7 @@ class SamplingFields(Fields):
     stop: StopOrStops | None = None
     presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
-    logit_bias: Annotated[Biases, BeforeValidator(not_too_many)] | None = None
+    logit_bias: Biases | None = None
     seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
     response_format: ResponseFormat | None = None

@@ -4,7 +4,7 @@ Every field has its effect or is refused by name, as in chat_request.py. Nothing
 is sent whole with each request. Shapes: https://platform.openai.com/docs/api-reference/responses/create
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
@@ -35,7 +35,8 @@ from engine.server.neutral import neutral
 from engine.server.responses_input import Items, chat_messages
 from engine.server.structured_fields import JsonSchema, ResponseFormat, SchemaName
 
-LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
+Includable = Literal["message.output_text.logprobs"]
+(LOGPROBS,) = get_args(Includable)  # the value of `include` that asks for log probabilities
 # Fields with the same name and meaning as in a ChatRequest.
 SAME_FIELDS = (
     "temperature", "top_p", "stream", "metadata", "user", "safety_identifier", "prompt_cache_key", "top_k",
@@ -131,7 +132,7 @@ class ResponsesRequest(Fields):
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
     stream: StrictBool | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None = None
+    include: Annotated[list[Includable], Field(max_length=1)] | None = None
     top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None

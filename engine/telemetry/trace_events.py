@@ -1,8 +1,8 @@
 """Events of Chrome's trace format, each as one line of JSON. Part 11.
 
 An event has a kind (`ph`), a process (`pid`), a track (`tid`) and a time (`ts`, in microseconds). Promises
-lines without a line feed. Knows nothing of requests and steps: trace.py says what happens when. Slices and
-counters, of which a step has many, take their values as JSON text, which their caller has formatted.
+lines without a line feed. Knows nothing of requests and steps: trace.py says what happens when. A step has
+many of `slice_event` and `counter`: these take their values as JSON text, which their caller has formatted.
 """
 
 import json

@@ -141,7 +141,8 @@ def _with_draft(
     devices: Devices, models: LoadedModels, draft: LanguageModel, draft_probs: DraftProbs
 ) -> Devices:
     """The devices with the draft model's memory and runner. The memory has tensors of its own, and shares the
-    model's plan: a sequence has the same block numbers in both.
+    model's plan: a sequence has the same block numbers in both. From now on, the model's runner copies blocks
+    in both.
     """
     args, sizes = devices.args, devices.sizes
     memory = make_memory(args, draft.config, sizes, models.parameter, models.configs)
