@@ -41,11 +41,9 @@ from engine.text.tokenizer import Tokenizer
 MODELS = {"storyteller": None, "GPT-2 124M's shape": (12, 768, 12, 50257)}
 BATCHES = (1, 32)
 SIDES = {"cannot be asked": None, "nobody asks": None, "0": 0, "1": 1, "5": 5, "20": 20}
-PROMPT, ROOM, LONG = (
-    8,
-    64,
-    384,
-)  # tokens: of each prompt, of each request's cache, of the prompt that is scored
+PROMPT = 8  # tokens of each prompt
+ROOM = 64  # tokens of each request's cache
+LONG = 384  # tokens of the prompt that is scored
 FIRST = 3  # steps that are not counted: prompts are read in them
 
 
@@ -142,7 +140,7 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
             kept = [
                 dict(scores)
                 if as_dict
-                else type(scores)(scores._ids.copy(), scores._logprobs.copy(), scores._rank, scores._text)
+                else type(scores)(scores._ids.copy(), scores._logprobs.copy(), scores._rank, scores._text_of)
                 for scores in output.prompt_logprobs[1:]
             ]
             held, _ = tracemalloc.get_traced_memory()

@@ -13,11 +13,11 @@ import torch
 from benchmarks import sitting
 from benchmarks.sitting import (
     Measures,
+    Sitting,
     changed,
     in_its_own_process,
     main,
     measure,
-    sit,
     sit_all,
     yardstick,
 )
@@ -43,7 +43,7 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def sat(folder: Path, before: Measures, after: Measures, status: int = 0) -> str | None:
+def sat(folder: Path, before: Measures, after: Measures, status: int = 0, within: float = 1.1) -> str | None:
     """A benchmark that writes over its record, and a second one."""
 
     def run(benchmark: str) -> int:
@@ -53,7 +53,8 @@ def sat(folder: Path, before: Measures, after: Measures, status: int = 0) -> str
         return status
 
     seen = iter((before, after))
-    return sit("part99_x --rounds 5", REFERENCE, run, lambda: next(seen), folder)
+    sitting = Sitting(REFERENCE, within, run=run, yardstick=lambda: next(seen), folder=folder)
+    return sitting.sit("part99_x --rounds 5")
 
 
 def results(folder: Path) -> dict[str, dict]:
@@ -63,7 +64,8 @@ def results(folder: Path) -> dict[str, dict]:
 def test_what_a_still_machine_gave_is_kept_with_both_yardsticks(folder):
     before, after = STILL
     assert sat(folder, before, after) is None
-    new = {"figures": "new", "yardstick": {"reference": REFERENCE, "before": before, "after": after}}
+    yardsticks = {"reference": REFERENCE, "before": before, "after": after, "within": 1.1}
+    new = {"figures": "new", "yardstick": yardsticks}
     assert results(folder) == {"part99_x": new, "part99_x_more": new, "part98_x": {"figures": "another"}}
 
 
@@ -85,7 +87,7 @@ def test_a_yardstick_has_the_mean_and_the_first_tenth_of_each_measure():
     assert set(seen) == {"read of 64 MB", "product", "argmax"}
     for times in seen.values():
         assert 0 < times["tenth_ms"] <= times["mean_ms"]
-    assert changed({"before": seen, "after": seen}) is None
+    assert changed({"before": seen, "after": seen}, within=1) is None
 
 
 def test_without_a_yardstick_that_agrees_nothing_is_begun(folder):
@@ -94,7 +96,8 @@ def test_without_a_yardstick_that_agrees_nothing_is_begun(folder):
     def run(benchmark: str) -> int:
         pytest.fail("it was begun")
 
-    why = sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3)
+    sitting = Sitting(REFERENCE, 1.1, patience=3, run=run, yardstick=lambda: next(seen), folder=folder)
+    why = sitting.sit("part99_x")
     refused = "3 yardsticks were refused, the last: read took 10.5 ms at the sitting's reference and 12 ms"
     assert why == f"it was not begun, {refused} before it"
     assert next(seen, None) is None, "as many as there is patience for"
@@ -120,12 +123,15 @@ def test_what_was_refused_is_tried_again_behind_all_others(capsys):
     ]
 
 
-@pytest.mark.parametrize("wrong", [["--patience", "0", "part99_x"], ["--tries", "0", "part99_x"], []])
+WRONG = [["--patience", "0"], ["--tries", "0"], ["--within", "0.99"], ["--within", "nan"]]
+
+
+@pytest.mark.parametrize("wrong", [*([*options, "part99_x"] for options in WRONG), []])
 def test_without_a_try_or_a_benchmark_it_says_what_it_needs(monkeypatch, capsys, wrong):
     monkeypatch.setattr("sys.argv", ["sitting", *wrong])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert "name a benchmark; --patience and --tries are at least 1" in capsys.readouterr().err
+    assert "name a benchmark; --patience, --tries and --within are at least 1" in capsys.readouterr().err
 
 
 def test_a_machine_that_changed_since_the_sitting_began_is_another(folder):
@@ -144,9 +150,10 @@ def test_it_waits_for_a_yardstick_that_agrees_and_begins_at_the_first(folder):
         (folder / "part99_x.json").write_text(json.dumps({"figures": "new"}))
         return 0
 
-    assert sit("part99_x", REFERENCE, run, lambda: next(seen), folder, patience=3) is None
+    sitting = Sitting(REFERENCE, 1.1, patience=3, run=run, yardstick=lambda: next(seen), folder=folder)
+    assert sitting.sit("part99_x") is None
     assert ran == ["part99_x"], "once"
-    yardsticks = {"reference": REFERENCE, "before": before, "after": after}
+    yardsticks = {"reference": REFERENCE, "before": before, "after": after, "within": 1.1}
     assert results(folder)["part99_x"]["yardstick"] == yardsticks
 
 
@@ -154,7 +161,7 @@ def references_of(monkeypatch, yardsticks: list[Measures], *options: str) -> lis
     """The reference that each of two benchmarks is given; no yardstick is left over."""
     references, seen = [], iter(yardsticks)
     monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
-    monkeypatch.setattr(sitting, "sit", lambda benchmark, reference, patience: references.append(reference))
+    monkeypatch.setattr(Sitting, "sit", lambda self, benchmark: references.append(self.reference))
     monkeypatch.setattr("sys.argv", ["sitting", *options, "part98_x", "part99_x"])
     with pytest.raises(SystemExit, match="False"):
         main()
@@ -177,7 +184,7 @@ def test_a_sitting_goes_on_with_the_reference_that_it_wrote(monkeypatch, tmp_pat
 def test_three_yardsticks_of_which_no_two_agree_are_no_reference(monkeypatch):
     seen = iter((measures(10.0), measures(12.0), measures(15.0)))
     monkeypatch.setattr(sitting, "in_its_own_process", lambda: next(seen))
-    monkeypatch.setattr(sitting, "sit", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr(Sitting, "sit", lambda *_: pytest.fail("it was begun"))
     monkeypatch.setattr("sys.argv", ["sitting", "part99_x"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -234,14 +241,14 @@ def test_the_command_is_as_patient_as_it_is_told_and_says_what_was_not_kept(
 ):
     tries = []
 
-    def refuse(benchmark: str, reference: Measures, patience: int) -> str | None:
-        tries.append((benchmark, patience))
+    def refuse(self: Sitting, benchmark: str) -> str | None:
+        tries.append((benchmark, self.patience))
         return "too wide" if benchmark == "part99_x" else None
 
     ticks = accumulate([50, 7] * 4)  # each try takes seven seconds
     monkeypatch.setattr(sitting, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     monkeypatch.setattr(sitting, "in_its_own_process", lambda: REFERENCE)
-    monkeypatch.setattr(sitting, "sit", refuse)
+    monkeypatch.setattr(Sitting, "sit", refuse)
     monkeypatch.setattr("sys.argv", ["sitting", *options, "part98_x", "part99_x"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -253,3 +260,36 @@ def test_the_command_is_as_patient_as_it_is_told_and_says_what_was_not_kept(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0, "all was kept"
+
+
+def test_the_yardstick_after_one_benchmark_is_the_first_before_the_next(folder):
+    seen, ran = [measures(mean) for mean in (10.0, 10.9, 10.1, 12.0, 10.2, 10.3)], []
+
+    def run(benchmark: str) -> int:
+        ran.append(len(seen))
+        (folder / f"{benchmark}.json").write_text(json.dumps({"figures": len(ran)}))
+        return 0
+
+    sitting = Sitting(REFERENCE, 1.1, 2, run, lambda: seen.pop(0), folder)
+    assert sitting.sit("part97_x") is None
+    assert sitting.sit("part98_x") is None
+    assert sitting.sit("part99_x") == "read took 10.1 ms before it and 12 ms after it"
+    assert sitting.sit("part99_x") is None, "the one that did not agree counted as the first of two"
+    assert ran == [5, 4, 3, 1], "yardsticks left when each began"
+    taken = results(folder)
+    assert taken["part98_x"]["yardstick"]["before"] == taken["part97_x"]["yardstick"]["after"]
+
+
+def test_it_says_within_what_the_machine_was_the_same(folder, monkeypatch, capsys):
+    before, after = measures(9.0), measures(11.2)
+    assert sat(folder, before, after, within=1.25) is None
+    assert results(folder)["part99_x"]["yardstick"]["within"] == 1.25
+    assert "11.3 ms" in sat(folder, before, measures(11.26), within=1.25)
+    asked = []
+    monkeypatch.setattr(Sitting, "sit", lambda self, benchmark: asked.append(self.within))
+    monkeypatch.setattr(sitting, "in_its_own_process", lambda: REFERENCE)
+    for options in ([], ["--within", "1.3"]):
+        monkeypatch.setattr("sys.argv", ["sitting", *options, "part99_x"])
+        with pytest.raises(SystemExit, match="False"):
+            main()
+    assert asked == [1.1, 1.3], "a tenth, where nobody says so"
