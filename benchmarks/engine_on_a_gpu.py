@@ -18,6 +18,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton.testing import do_bench
@@ -27,6 +28,7 @@ from benchmarks.part13_steps import CONTEXT, WINDOW, step_milliseconds
 from benchmarks.part20_qwen3 import greedy, timed
 from benchmarks.record import RESULTS, record
 from benchmarks.shapes import GPT2_XL, dummy_folder
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.wiring.llm import LLM
 
 BATCHES = (1, 64, 256)
@@ -38,9 +40,17 @@ def random_prompt(rng: random.Random, length: int) -> dict:
     return {"prompt_token_ids": [rng.randrange(GPT2_XL["vocab_size"]) for _ in range(length)]}
 
 
+def model_of(llm: LLM) -> Any:
+    runner = llm.engine.executor
+    assert isinstance(runner, ModelRunner)
+    way = runner.ways[-1]
+    assert isinstance(way, EagerWay)
+    return way.model
+
+
 def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
     config, figures, rows = llm.config, {}, []
-    model = llm.engine.executor.ways[-1].model
+    model = model_of(llm)
     # of the positions' embeddings a row is read; the tokens' are the output layer's weights, too
     weights = sum(p.nbytes for p in model.parameters()) - model.embed_position.weight.nbytes
     for batch in BATCHES:
@@ -84,7 +94,7 @@ def many(llm: LLM) -> dict:
 
 @torch.inference_mode()
 def prefill(llm: LLM) -> dict:
-    model, rng = llm.engine.executor.ways[-1].model, random.Random(SEED)
+    model, rng = model_of(llm), random.Random(SEED)
     config, T = llm.config, 8 * 1024
     seconds = []
     for round in range(6):

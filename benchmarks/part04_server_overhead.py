@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import httpx
 import torch
@@ -211,7 +212,7 @@ def main() -> None:
     }
     adds = {f"{name}_adds": added(*ways) for name, ways in steps.items()}
     arrivals = [statistics.median(times) for times in zip(*runs[STREAM], strict=True)]
-    figures = {
+    figures: dict[str, Any] = {
         "new_tokens": NEW_TOKENS,
         "first_ms": first,
         "last_ms": last,

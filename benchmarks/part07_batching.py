@@ -231,7 +231,9 @@ def prefill_race(repeats: int) -> dict[str, dict]:
     prompts = [prompt for prompt, _ in jobs(30, model.config.vocab_size)]
     fives = in_batches(prompts, WIDTH)
     padded = [[[*p, *[0] * (max(map(len, five)) - len(p))] for p in five] for five in fives]
-    ways = {"one": in_batches(prompts, 1), "padded": padded, "packed": fives}
+    ways: dict[str, list[list[list[int]]]] = {
+        "one": in_batches(prompts, 1), "padded": padded, "packed": fives,
+    }  # fmt: skip
 
     def read(batches: list) -> float:
         start = time.perf_counter()

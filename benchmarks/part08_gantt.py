@@ -10,6 +10,7 @@ Beside the scene, one request speaks, another brings a long prompt, and the budg
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich import print
@@ -197,7 +198,8 @@ def main() -> None:
     says_nothing = ModelRunner([ReadyMade(torch.zeros(WIDTH, config.vocab_size))])
     columns = ["scheduler", "steps in all", "largest step, tokens", "short ones: first token after, steps",
                "short ones: finished after, steps"]  # fmt: skip
-    rows, runs, figures = [], {}, {}
+    rows, runs = [], {}
+    figures: dict[str, Any] = {}
     for name, make in schedulers().items():
         played = play(tokenizer, config, make(SlotCache(WIDTH, config.max_positions)), says_nothing)
         first = statistics.fmean(map(played.first, SHORT))

@@ -27,7 +27,7 @@ from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from benchmarks.workloads import gpt2_like, ratios, rounds
 from engine.cache.slots import SlotMemory
 from engine.core.llm_engine import LLMEngine
-from engine.decoding.logprobs import SUPPORTS
+from engine.decoding.logprobs import SUPPORTS, TokenScores
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import ChosenLogprobs, PromptLogprobs, logprobs_of
@@ -127,6 +127,11 @@ class Bench:
         return seconds
 
 
+def own_arrays(scores: TokenScores) -> TokenScores:
+    """A copy that holds all of its numbers: `scores` are a view of those of a whole prompt."""
+    return TokenScores(scores._ids.copy(), scores._logprobs.copy(), scores._rank, scores._text_of)
+
+
 def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
     """Memory that the scores of a prompt's tokens hold, beyond those of the first run."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n)
@@ -137,12 +142,7 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
         (output,) = engine.step()
         if turn:
             tracemalloc.start()
-            kept = [
-                dict(scores)
-                if as_dict
-                else type(scores)(scores._ids.copy(), scores._logprobs.copy(), scores._rank, scores._text_of)
-                for scores in output.prompt_logprobs[1:]
-            ]
+            kept = [dict(scores) if as_dict else own_arrays(scores) for scores in output.prompt_logprobs[1:]]
             held, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
     return held / len(kept)

@@ -41,7 +41,7 @@ def seconds_inside(listener: Listener) -> list[float]:
         on_step(record)
         seconds.append(time.perf_counter() - start)
 
-    listener.on_step = timed  # type: ignore[method-assign]  # `Listeners.tell` looks it up at each call
+    listener.on_step = timed  # `Listeners.tell` looks it up at each call
     return seconds
 
 

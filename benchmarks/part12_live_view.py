@@ -70,7 +70,9 @@ def seconds_of_plan(num_blocks: int) -> float:
     cache = PagedCache(num_blocks)
     ids = list(range(num_blocks // 2 * cache.block_size))
     params = SamplingParams()
-    sequence = Request("a", "a", ids, len(ids), params, None, SamplingState(params, ids, [], 0))  # type: ignore[arg-type]  # it says nothing
+    sequence = Request(
+        "a", "a", ids, len(ids), params, None, SamplingState(params, ids, [], 0)
+    )  # it says nothing
     cache.admit(sequence)
     cache.reserve(sequence, len(ids))
     cache.commit(sequence, len(ids))

@@ -41,11 +41,11 @@ SHARED, OWN, CROWD = 256, 16, 32
 def run(kind: str, model, tokenizer, work, width: int, room: int) -> LLMEngine:
     """An engine with all of `work` queued."""
     if kind == SLOTS:
-        memory = SlotMemory(model.config, width, room)
+        memory: SlotMemory | PageMemory = SlotMemory(model.config, width, room)
         cache = memory.plan()
     else:
-        memory = PageMemory(model.config, width * room // BLOCK, BLOCK)
-        cache = memory.plan(enable_prefix_caching=kind == PAGED)
+        memory = pages = PageMemory(model.config, width * room // BLOCK, BLOCK)
+        cache = pages.plan(enable_prefix_caching=kind == PAGED)
     scheduler, runner = (
         ContinuousScheduler(cache, width, BUDGET),
         ModelRunner([EagerWay(model, memory)], memory),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -108,16 +109,16 @@ def main() -> None:
                     found.setdefault((users, name), []).append(
                         (seen, time.clock_gettime(clocks["loop"]) - before)
                     )
-    figures = {"bytes_per_token": {}, "users": {}, "stop": stop}
+    figures: dict[str, Any] = {"bytes_per_token": {}, "users": {}, "stop": stop}
     for (users, name), rounds in found.items():
-        everyone = [seen for seen, _ in rounds for seen in seen]
+        everyone = [one for seen, _ in rounds for one in seen]
         last_words = [statistics.median(one.last_word for one in seen) * 1e3 for seen, _ in rounds]
         figures["users"].setdefault(str(users), {})[name] = {
-            "first_word_ms": statistics.median(seen.first_word for seen in everyone) * 1e3,
-            "last_word_ms": statistics.median(seen.last_word for seen in everyone) * 1e3,
+            "first_word_ms": statistics.median(one.first_word for one in everyone) * 1e3,
+            "last_word_ms": statistics.median(one.last_word for one in everyone) * 1e3,
             "last_word_ms_spread": [min(last_words), max(last_words)],
-            "read_seconds": statistics.median(seen.read for seen in everyone),
-            "words_per_second": statistics.median(len(seen.words) / seen.last_word for seen in everyone),
+            "read_seconds": statistics.median(one.read for one in everyone),
+            "words_per_second": statistics.median(len(one.words) / one.last_word for one in everyone),
             "loop_us_per_token": statistics.median(
                 cpu / sum(one.num_tokens for one in seen) for seen, cpu in rounds
             )

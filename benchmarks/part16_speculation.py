@@ -90,7 +90,8 @@ def take_turns(sides: dict[str, Side], rounds: int, warm: int = 1) -> dict[str, 
         for name, run in sides.items():
             ids, took = run()
             assert said is None or ids == said, f"{name} says something else"
-            said, _ = ids, seconds[name].append(took)
+            said = ids
+            seconds[name].append(took)
     return {name: values[warm:] for name, values in seconds.items()}
 
 

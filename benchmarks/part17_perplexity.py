@@ -13,6 +13,7 @@ import math
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.wiring.attention_kernel import attention_kernel
 
 MODEL, PIECE = "storyteller", 256
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "int8": {"method": "int8"},
     "int8_dynamic": {"method": "int8_dynamic"},
     "int4, groups of 32": {"method": "int4", "group_size": 32},

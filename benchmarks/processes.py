@@ -53,7 +53,7 @@ class Racer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args} ended:\n{self.log.read_text()[-4000:]}")
+            raise RuntimeError(f"{self.process.args!r} ended:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
 
     def end(self) -> None:
