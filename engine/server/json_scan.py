@@ -132,7 +132,8 @@ class CallText:
         self._has_arguments = False  # whether the arguments have begun
         self._arguments: list[str] = []  # characters of the arguments that `new_arguments` has not returned
         self._field = ""  # the field whose value is being read
-        self._text: list[str] = []  # characters of the name or value that is being read
+        self._text: list[str] = []  # characters of the string that is being read
+        self._is_refused = False  # whether a field has a value that no call has
 
     @property
     def is_begun(self) -> bool:
@@ -142,7 +143,7 @@ class CallText:
     @property
     def is_broken(self) -> bool:
         """Whether the text can never become a call."""
-        return self.scan.is_broken or (self.scan.is_done and not self.is_begun)
+        return self.scan.is_broken or self._is_refused or (self.scan.is_done and not self.is_begun)
 
     @property
     def is_done(self) -> bool:
@@ -160,43 +161,36 @@ class CallText:
         `is_done`.
         """
         scan = self.scan
-        # Before this character.
-        expected = scan.expects
-        depth = len(scan.open)
+        expected, depth = scan.expects, len(scan.open)  # before this character
         scan.take(char)
-        if scan.is_broken or depth == 0:
+        if scan.is_broken or depth == 0:  # at depth 0 comes the opening brace
             return
         if depth > 1:  # within a value that is an object or a list
             if self._field in self.fields:  # the value is the arguments
                 self._arguments.append(char)
-        elif expected in ("value", "key", "key or end"):
-            if char not in SPACE:
-                self._begin(char, is_value=expected == "value")
         elif expected in ("string", "escape"):
             self._text.append(char)
-            if scan.expects in ("colon", "after"):  # this character ends the string
-                self._take_string(is_key=scan.expects == "colon")
+            if scan.expects == "colon":  # the string ends here, and is a field's name
+                self._field = json.loads("".join(self._text))
+            elif scan.expects == "after" and self._field == "name":  # it ends here, and is the tool's name
+                self.name = json.loads("".join(self._text))
+                self._is_refused = self.name not in self.names
+        elif char not in SPACE:
+            if expected == "value":
+                self._begin_value(char)
+            elif expected in ("key", "key or end"):
+                self._text = [char]
 
-    def _begin(self, char: str, is_value: bool) -> None:
-        """Take the first character of a field's name or value, or the closing brace."""
+    def _begin_value(self, char: str) -> None:
+        """Take the first character of a field's value. Refuse a name that is no string, arguments that are no
+        object, and either of them if it comes a second time.
+        """
         self._text = [char]
-        if not is_value:
-            return
         if self._field in self.fields:
-            if char != "{" or self._has_arguments:  # no object, or a second field with arguments
-                self.scan.is_broken = True
+            if char != "{" or self._has_arguments:
+                self._is_refused = True
             else:
                 self._has_arguments = True
                 self._arguments = [char]
         elif self._field == "name" and (char != '"' or self.name is not None):
-            self.scan.is_broken = True  # no string, or a second name
-
-    def _take_string(self, is_key: bool) -> None:
-        """Take the complete string in `_text`, which is a field's name or a value."""
-        text = json.loads("".join(self._text))
-        if is_key:
-            self._field = text
-        elif self._field == "name":
-            self.name = text
-            if text not in self.names:
-                self.scan.is_broken = True
+            self._is_refused = True
