@@ -29,15 +29,16 @@ class Call:
 
 
 class AnswerReader:
-    """Reads one sample. Use it either for one `message` or for the `delta`s of a stream."""
+    """Reads one sample: as one `message`, or in a stream as `delta`s or `shown_pieces`. Use only one of them."""
 
     def __init__(
         self,
         parser: Parser,
-        is_tool_named: bool = False,
-        max_calls: int | None = None,
-        has_reasoning: bool = False,
-        is_reasoning_shown: bool = True,
+        *,
+        is_tool_named: bool,
+        max_calls: int | None,
+        has_reasoning: bool,
+        is_reasoning_shown: bool,
     ) -> None:
         """`is_tool_named`: the request says which tool the model must call. `max_calls`: further calls are
         left out of the answer; None means no bound. `has_reasoning`: the server separates thoughts from
