@@ -29,7 +29,7 @@ class Call:
 
 
 class AnswerReader:
-    """Reads one sample: as one `message`, or in a stream as `delta`s or `shown_pieces`. Use only one of them."""
+    """Reads one sample, either whole (`message`) or as a stream (only `delta`, or only `shown_pieces`)."""
 
     def __init__(
         self,
