@@ -89,7 +89,7 @@ def create_app(
         openapi_url=None,
         servers=[{"url": root_path}] if root_path else None,
     )
-    app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
+    app.state.several_prompts_lock = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     all_open_paths = OPEN_PATHS | set(open_paths)
     _add_middleware(app, api_key, all_open_paths, allowed_hosts, max_body_bytes, max_requests)
