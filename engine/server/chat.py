@@ -87,17 +87,20 @@ class Chat(Completions[ChatRequest]):
         `previous`, with the `top_logprobs` likeliest tokens (none by default) and
         `body.return_tokens_as_token_ids` as its last argument. Its `refusal` is null.
         """
-        text = sample.text[len(previous.text) if previous else 0 :]
-        whole = {"role": body.role(), "content": body.echoed() + text, "refusal": None}
-        message = {"content": text} if body.stream else whole
+        num_sent = len(previous.text) if previous else 0  # characters
+        text = sample.text[num_sent:]
+        message: dict[str, Any]
+        if body.stream:
+            name, message = "delta", {"content": text}
+        else:
+            name, message = "message", {"role": body.role(), "content": body.echoed() + text, "refusal": None}
         logprobs = None
         if body.logprobs:
             new = range(num_visible_tokens(previous), num_visible_tokens(sample))
-            n = body.top_logprobs or 0
+            num_likeliest = body.top_logprobs or 0
             as_ids = bool(body.return_tokens_as_token_ids)
-            tokens = [token_json(self.tokenizer, scores_of(sample, i), n, as_ids) for i in new]
+            tokens = [token_json(self.tokenizer, scores_of(sample, i), num_likeliest, as_ids) for i in new]
             logprobs = {"content": tokens, "refusal": None}
-        name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
     def more_of_choice(
