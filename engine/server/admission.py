@@ -59,7 +59,7 @@ class AdmittedStream:
         self._admission, self._stream = admission, stream
         self._ends_at = ends_at
         self._end_reason: EndReason = "queue_timeout"  # why the request ends at `_ends_at`
-        self._reader_timeout: asyncio.Timeout | None = None  # around the wait of a reader that waits
+        self._reader_timeout: asyncio.Timeout | None = None  # around the wait of a reader
         self._latest: RequestOutput | None = None
         self.has_begun = False  # whether a reader has started to read
         self._is_over = False  # whether the places are given back
@@ -92,12 +92,12 @@ class AdmittedStream:
             raise StopAsyncIteration
         if asyncio.get_running_loop().time() >= self._ends_at:
             return await self._cut_short()
-        waiting = asyncio.timeout_at(None if self._ends_at == math.inf else self._ends_at)
+        timeout = asyncio.timeout_at(None if self._ends_at == math.inf else self._ends_at)
         try:
-            async with waiting as self._reader_timeout:
+            async with timeout as self._reader_timeout:
                 self._latest = await anext(self._stream)
         except BaseException as error:
-            if isinstance(error, TimeoutError) and waiting.expired():
+            if isinstance(error, TimeoutError) and timeout.expired():
                 return await self._cut_short()
             await self.aclose()
             raise

@@ -65,7 +65,8 @@ class Capacity:
         self.limits, self.seats, self._clock = limits, seats, clock
         self.sequences, self.tokens = 0, 0  # admitted and not yet given back
         # While every seat is taken and a sequence waits: the time when that state began, then the time of
-        # each sequence that has left since. Otherwise empty.
+        # each sequence that has left since; of all these times, the last PACE_ROUNDS * seats + 1. Otherwise
+        # empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:

@@ -172,7 +172,8 @@ async def _unless_client_leaves(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, hangup = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    task = asyncio.ensure_future(work)
+    hangup = asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
