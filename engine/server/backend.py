@@ -222,7 +222,7 @@ class LockedBackend:
           begins.
         - Each state that is put is a record of its own, because a slow reader still holds the one before. The
           sample in the record has the visible text, the token ids so far, and, at the sample's end, its
-          finish_reason and stop_reason (`step.output` has all but the finish_reason).
+          finish_reason and stop_reason, all from `step.output`.
         - `output` is finished with the last token of the last sample.
         - If `stream.aborted` is set, the step under way is the last one. Unless the step has a finish reason
           of its own, the sample's finish_reason is "abort". After "abort", `output` is finished.
