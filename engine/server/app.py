@@ -99,7 +99,7 @@ def create_app(
     _add_description_routes(app, all_open_paths if api_key else None)
     for extend in extensions:
         extend(app, backend)
-    if root_path:
+    if root_path:  # outermost, so that all other middleware sees paths without the prefix
         app.add_middleware(UnderPath, prefix=root_path)
     return app
 
