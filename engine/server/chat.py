@@ -42,8 +42,8 @@ class Chat(Completions[ChatRequest]):
         self.extension: ChatExtension | None = None  # gives tools and thoughts their effect (Extension B)
 
     def params(self, body: ChatRequest) -> SamplingParams:
-        """As in Completions. Raises RequestError, too, for fields of tools and thoughts that the extension
-        refuses; without an extension, all of them are refused that would have an effect.
+        """As in Completions. Also raises RequestError for fields of tools and thoughts: those that the
+        extension refuses or, without an extension, all that would have an effect.
         """
         params = super().params(body)
         if self.extension is None:

@@ -19,7 +19,8 @@ ESCAPES = frozenset('"\\/bfnrtu')
 
 # What the next character of an `ObjectScan` may be.
 Expected = Literal[
-    "object", "key", "colon", "value", "key or end", "value or end", "after", "string", "escape", "word"
+    "object", "key", "colon", "value", "key or end", "value or end", "comma or end",
+    "string", "escape", "word",
 ]  # fmt: skip
 
 
@@ -31,12 +32,12 @@ class ObjectScan:
     - "object": the opening brace;
     - "key", "colon", "value": the beginning of a field's name, the colon behind it, the beginning of a value;
     - "key or end", "value or end": the beginning of a name or of a value, or the closing bracket;
-    - "after": a comma or a closing bracket, behind a value;
+    - "comma or end": a comma or the closing bracket, behind a value;
     - "string", "escape", "word": the rest of a string, of an escaped character, of a number or literal.
     """
 
     def __init__(self) -> None:
-        self.open: list[str] = []  # the brackets that are open, outermost first
+        self.open_brackets: list[str] = []  # outermost first
         self.is_done = False  # whether the object is complete
         self.is_broken = False  # whether the text can never become an object
         self.expects: Expected = "object"
@@ -54,14 +55,14 @@ class ObjectScan:
             self._take_in_word(char)
         elif char not in SPACE:
             self._take_between_values(char)
-        elif not self.open:  # a space before the object
+        elif not self.open_brackets:  # a space before the object
             self.is_broken = True
 
     def _take_in_string(self, char: str) -> None:
         if char == "\\":
             self.expects = "escape"
         elif char == '"':
-            self.expects = "colon" if self._is_key else "after"
+            self.expects = "colon" if self._is_key else "comma or end"
         elif char < " ":  # JSON wants control characters to be escaped
             self.is_broken = True
 
@@ -82,34 +83,34 @@ class ObjectScan:
             self.is_broken = len(self._word) > MAX_WORD_CHARACTERS
             return
         self.is_broken = self._word not in LITERALS and not NUMBER.fullmatch(self._word)
-        self.expects = "after"
+        self.expects = "comma or end"
         if not self.is_broken and char not in SPACE:
             self._take_between_values(char)
 
     def _take_between_values(self, char: str) -> None:
-        """Take a character that is no space, outside of strings, numbers and literals."""
+        """Take a character outside of strings, numbers and literals that is not a space."""
         expects = self.expects
         may_be_value = expects in ("value", "value or end")
         may_be_key = expects in ("key", "key or end")
-        may_be_end = expects in ("after", "key or end", "value or end")
+        may_be_end = expects in ("comma or end", "key or end", "value or end")
         if expects == "colon":
             self.is_broken = char != ":"
             self.expects = "value"
-        elif expects == "after" and char == ",":
-            self.expects = "key" if self.open[-1] == "{" else "value"
+        elif expects == "comma or end" and char == ",":
+            self.expects = "key" if self.open_brackets[-1] == "{" else "value"
         elif may_be_end and char in "}]":
-            opening = self.open.pop()
+            opening = self.open_brackets.pop()
             self.is_broken = opening + char not in ("{}", "[]")
-            self.is_done = not self.open
-            self.expects = "after"
+            self.is_done = not self.open_brackets
+            self.expects = "comma or end"
         elif (may_be_value or may_be_key) and char == '"':
             self._is_key = may_be_key
             self.expects = "string"
         elif (may_be_value or expects == "object") and char == "{":
-            self.open.append(char)
+            self.open_brackets.append(char)
             self.expects = "key or end"
         elif may_be_value and char == "[":
-            self.open.append(char)
+            self.open_brackets.append(char)
             self.expects = "value or end"
         elif may_be_value and (char.isalnum() or char == "-"):
             self._word = char
@@ -161,7 +162,7 @@ class CallText:
         `is_done`.
         """
         scan = self.scan
-        expected, depth = scan.expects, len(scan.open)  # before this character
+        expected, depth = scan.expects, len(scan.open_brackets)  # before this character
         scan.take(char)
         if scan.is_broken or depth == 0:  # at depth 0 comes the opening brace
             return
@@ -170,9 +171,9 @@ class CallText:
                 self._arguments.append(char)
         elif expected in ("string", "escape"):
             self._text.append(char)
-            if scan.expects == "colon":  # the string ends here, and is a field's name
+            if scan.expects == "colon":  # the string has ended, and is a field's name
                 self._field = json.loads("".join(self._text))
-            elif scan.expects == "after" and self._field == "name":  # it ends here, and is the tool's name
+            elif scan.expects == "comma or end" and self._field == "name":  # it is the tool's name
                 self.name = json.loads("".join(self._text))
                 self._is_refused = self.name not in self.names
         elif char not in SPACE:
