@@ -47,8 +47,10 @@ def queue_limits(
     """The limits `reqs` and `tokens`, or defaults where these are None.
 
     The default is QUEUE_ROUNDS times `seats` (how many sequences run at once) for the sequences, and
-    QUEUE_ROUNDS times `cache_tokens` (how many tokens the cache holds) for the tokens. The default is always
-    large enough for one request with MAX_CHOICES choices. Raises ValueError for a limit below 1.
+    QUEUE_ROUNDS times `cache_tokens` (how many tokens the cache holds) for the tokens. But each default has
+    room for a request with MAX_CHOICES choices; that for the sequences has room for two.
+
+    Raises ValueError for a limit below 1.
     """
     if reqs is None:
         reqs = max(QUEUE_ROUNDS * seats, 2 * MAX_CHOICES)

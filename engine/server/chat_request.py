@@ -190,7 +190,9 @@ class ChatRequest(SamplingFields):
 
     @property
     def readers(self) -> dict[int, Any]:
-        """What a ChatExtension has read so far of a streamed answer's samples, by their indices."""
+        """What a ChatExtension has read so far of a streamed answer, by the indices of its samples. The body
+        keeps it, because the body lives as long as the answer.
+        """
         return self._readers
 
     def role(self) -> str:

@@ -62,7 +62,7 @@ async def stream_chunks(
     """
     sent: dict[int, CompletionOutput] = {}  # index of a choice -> its sample as it was last sent
     latest = list(empty_outputs)
-    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)
+    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)  # of a chat, which has an opening
     stream_options = body.stream_options
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
