@@ -199,7 +199,7 @@ class Admission(WrappedBackend):
                 await stream.aclose()
                 raise
         except BaseException:
-            self.capacity.give_back(sequences=params.n, tokens=0, worked=False)
+            self.capacity.give_back(sequences=params.n, tokens=0, has_begun=False)
             raise
         admitted = AdmittedStream(self, stream, params.n, ends_at)
         self._admitted.add(admitted)
@@ -223,7 +223,7 @@ class Admission(WrappedBackend):
     def give_back(self, admitted: AdmittedStream) -> None:
         """Free the places of a stream that is over: its sequences and its tokens."""
         self._admitted.discard(admitted)
-        self.capacity.give_back(admitted.sequences, admitted.tokens, worked=admitted.has_begun)
+        self.capacity.give_back(admitted.sequences, admitted.tokens, has_begun=admitted.has_begun)
 
     def begin_shutdown(self, seconds: float) -> None:
         """Refuse every new request from now on. Admitted requests go on; the server ends in `seconds`."""

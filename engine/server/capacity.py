@@ -87,9 +87,9 @@ class Capacity:
         if self.sequences > self.seats and not self._times:
             self._times.append(self._clock())
 
-    def give_back(self, sequences: int, tokens: int, worked: bool = True) -> None:
-        """Count this many as gone. They count for the pace if the engine has begun them (`worked`)."""
-        if self._times and worked:
+    def give_back(self, sequences: int, tokens: int, has_begun: bool = True) -> None:
+        """Count this many as gone. They count for the pace if the engine has begun them."""
+        if self._times and has_begun:
             self._times.extend([self._clock()] * sequences)
         self.sequences -= sequences
         self.tokens -= tokens
