@@ -45,7 +45,7 @@ from engine.server.protocol import SamplingFields
 Result = TypeVar("Result")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
-STATUS = {"already_loaded": 400, "not_loaded": 404}  # by the code of an AdapterError
+STATUS_OF_CODE = {"already_loaded": 400, "not_loaded": 404}  # by the code of an AdapterError
 
 
 class AdapterEngineThread(EngineThread):
@@ -89,8 +89,8 @@ class AdapterEngineThread(EngineThread):
 
         With `load_inplace`, the adapter may replace a loaded one; requests queued earlier keep the old one.
 
-        Raises what `read` raises; AdapterError if `name` is taken; EngineError if the engine has ended;
-        RequestError 429 if MAX_LOADS loads are under way.
+        Raises what `read` raises; AdapterError if `name` is taken and `load_inplace` is False; EngineError if
+        the engine has ended; RequestError 429 if MAX_LOADS loads are under way.
         """
         if self._num_loads >= MAX_LOADS:
             message = f"{MAX_LOADS} adapters are being loaded already"
@@ -136,12 +136,13 @@ class UnloadRequest(Fields):
     lora_name: Name
 
 
-class LoadRequest(UnloadRequest):
+class LoadRequest(Fields):
     """The body of POST /v1/load_lora_adapter, as in vLLM.
 
     `lora_path` is a field here only so that the refusal can explain itself: clients may not name paths.
     """
 
+    lora_name: Name
     lora_path: Name | None = None
     load_inplace: StrictBool | None = None  # replace the adapter that has this name
 
@@ -220,5 +221,5 @@ def _refusal(error: ValueError | EngineError) -> RequestError:
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
     if isinstance(error, AdapterError):
-        return RequestError(STATUS[error.code], str(error), param="lora_name", code=error.code)
+        return RequestError(STATUS_OF_CODE[error.code], str(error), param="lora_name", code=error.code)
     return RequestError(400, str(error), param="lora_name")

@@ -55,11 +55,11 @@ class AdmittedStream:
         """`sequences`: how many sequences the request has taken places for. `ends_at`: the request's
         deadline, in seconds of the event loop's clock; infinity means no deadline.
         """
-        self.tokens = stream.tokens
-        self._admission, self._stream, self._sequences = admission, stream, sequences
+        self.tokens, self.sequences = stream.tokens, sequences
+        self._admission, self._stream = admission, stream
         self._ends_at = ends_at
         self._end_reason: EndReason = "queue_timeout"  # why the request ends at `_ends_at`
-        self._reader_timeout: asyncio.Timeout | None = None  # around the wait of a reader that waits
+        self._reader_timeout: asyncio.Timeout | None = None  # around the wait of a reader
         self._latest: RequestOutput | None = None
         self.has_begun = False  # whether a reader has started to read
         self._is_over = False  # whether the places are given back
@@ -79,7 +79,8 @@ class AdmittedStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output of `_stream`; from `_ends_at` on the result of `_cut_short`, whatever lies ready.
+        """The next output of `_stream`. From `_ends_at` on: the result of `_cut_short`, even if an output is
+        ready.
 
         The wait must end at `_ends_at`, also when `end` moves `_ends_at` during the wait: `_reader_timeout`
         is the `asyncio.timeout_at` around the wait, and None while no reader waits.
@@ -91,12 +92,12 @@ class AdmittedStream:
             raise StopAsyncIteration
         if asyncio.get_running_loop().time() >= self._ends_at:
             return await self._cut_short()
-        waiting = asyncio.timeout_at(None if self._ends_at == math.inf else self._ends_at)
+        timeout = asyncio.timeout_at(None if self._ends_at == math.inf else self._ends_at)
         try:
-            async with waiting as self._reader_timeout:
+            async with timeout as self._reader_timeout:
                 self._latest = await anext(self._stream)
         except BaseException as error:
-            if isinstance(error, TimeoutError) and waiting.expired():
+            if isinstance(error, TimeoutError) and timeout.expired():
                 return await self._cut_short()
             await self.aclose()
             raise
@@ -125,7 +126,7 @@ class AdmittedStream:
         """Give the places back, and abort the request if the request is unfinished. May be called twice."""
         if not self._is_over:
             self._is_over = True
-            self._admission.give_back(self, self._sequences)
+            self._admission.give_back(self)
             await self._stream.aclose()
 
 
@@ -184,7 +185,8 @@ class Admission(WrappedBackend):
         After any failure in 3 or 4, a cancellation included, all places of the request are given back. The
         engine has not begun the request then, so the places must not count for the pace.
         """
-        if code := self._unavailable_code():
+        code = self._unavailable_code()
+        if code is not None:
             raise self.refusal(code)
         arrival = this_arrival()
         ends_at = arrival.deadline(self.request_timeout)
@@ -197,7 +199,7 @@ class Admission(WrappedBackend):
                 await stream.aclose()
                 raise
         except BaseException:
-            self.capacity.give_back(sequences=params.n, tokens=0, worked=False)
+            self.capacity.give_back(sequences=params.n, tokens=0, has_begun=False)
             raise
         admitted = AdmittedStream(self, stream, params.n, ends_at)
         self._admitted.add(admitted)
@@ -218,10 +220,10 @@ class Admission(WrappedBackend):
         else:
             raise self.refusal("request_too_large", arrival.sequences, arrival.tokens)
 
-    def give_back(self, admitted: AdmittedStream, sequences: int) -> None:
-        """Free the places of a stream that is over: this many sequences, and the stream's tokens."""
+    def give_back(self, admitted: AdmittedStream) -> None:
+        """Free the places of a stream that is over: its sequences and its tokens."""
         self._admitted.discard(admitted)
-        self.capacity.give_back(sequences, admitted.tokens, worked=admitted.has_begun)
+        self.capacity.give_back(admitted.sequences, admitted.tokens, has_begun=admitted.has_begun)
 
     def begin_shutdown(self, seconds: float) -> None:
         """Refuse every new request from now on. Admitted requests go on; the server ends in `seconds`."""
@@ -235,6 +237,11 @@ class Admission(WrappedBackend):
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 
+    def refusal(self, code: Code, sequences: int = 0, tokens: int = 0) -> RequestError:
+        """The error with this code, as from `_error`; also counts the refusal in `refused`."""
+        self.refused[code] += 1
+        return self._error(code, sequences, tokens)
+
     def _unavailable_code(self) -> Code | None:
         """The code of the error if no request can be served now; None if requests can be served."""
         if self._closes_at is not None:
@@ -244,11 +251,6 @@ class Admission(WrappedBackend):
         if self.watch is not None and self.watch.is_stuck():
             return "engine_stuck"
         return None
-
-    def refusal(self, code: Code, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """The error with this code, as from `_error`; also counts the refusal in `refused`."""
-        self.refused[code] += 1
-        return self._error(code, sequences, tokens)
 
     def _error(self, code: Code, sequences: int = 0, tokens: int = 0) -> RequestError:
         """The error with this code. `sequences`, `tokens`: the amounts for which there was no room."""
@@ -279,7 +281,7 @@ class Admission(WrappedBackend):
         """The error of a request that may come again in `wait` seconds, with both headers that say so.
 
         Both are rounded down, Retry-After to 1 at least: a client that comes back too late leaves a seat
-        empty (see `retry_after`).
+        empty (see `Capacity.retry_after`).
         """
         wait = max(MIN_RETRY_SECONDS, wait)
         seconds = max(1, math.floor(wait))

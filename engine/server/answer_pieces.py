@@ -5,7 +5,6 @@ follow each other can be joined; the joined pieces do not depend on how the text
 no HTTP and no JSON answers: answer_reader.py makes those from the pieces.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, Protocol
@@ -71,10 +70,9 @@ class PlainText:
         return []
 
 
-def num_held_back(text: str, marks: Collection[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a mark that is still incomplete."""
-    max_length = max(map(len, marks), default=1) - 1  # a mark without its last character
-    for length in range(min(max_length, len(text)), 0, -1):
-        if any(mark.startswith(text[-length:]) for mark in marks):
+def num_held_back(text: str, mark: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `mark`, which is incomplete there."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
             return length
     return 0

@@ -5,6 +5,7 @@ Shapes: https://platform.openai.com/docs/api-reference/chat-streaming
 """
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +29,16 @@ class Call:
 
 
 class AnswerReader:
-    """Reads one sample. Use it either for one `message` or for the `delta`s of a stream."""
+    """Reads one sample, either whole (`message`) or as a stream (only `delta`, or only `shown_pieces`)."""
 
     def __init__(
         self,
         parser: Parser,
-        is_tool_named: bool = False,
-        max_calls: int | None = None,
-        has_reasoning: bool = False,
-        is_reasoning_shown: bool = True,
+        *,
+        is_tool_named: bool,
+        max_calls: int | None,
+        has_reasoning: bool,
+        is_reasoning_shown: bool,
     ) -> None:
         """`is_tool_named`: the request says which tool the model must call. `max_calls`: further calls are
         left out of the answer; None means no bound. `has_reasoning`: the server separates thoughts from
@@ -46,8 +48,9 @@ class AnswerReader:
         self.has_reasoning, self.is_reasoning_shown = has_reasoning, is_reasoning_shown
         self.calls: list[Call] = []  # all calls, including those that are left out of the answer
 
-    def pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
-        """The pieces of the text that `sample` has beyond `previous`. Calls are also added to `calls`.
+    def pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> Iterator[Piece]:
+        """Yields the pieces of the text that `sample` has beyond `previous`. When a piece is yielded, `calls`
+        has the calls up to that piece.
 
         `previous` is the same sample as it was last read; None if it was not read yet.
         """
@@ -62,33 +65,25 @@ class AnswerReader:
                 self.calls[-1].arguments.append(piece.text)
             elif piece.kind == "broken":
                 self.calls[-1].is_broken = True
-        return pieces
+            yield piece
 
     @property
     def has_broken_call(self) -> bool:
         """Whether the arguments of any call turned out not to be a JSON object."""
         return any(call.is_broken for call in self.calls)
 
-    def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
+    def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> Iterator[Piece]:
         """As `pieces`, without thoughts and calls that are left out of the answer."""
-        num_calls = len(self.calls)  # up to and with a piece
-        shown = []
         for piece in self.pieces(sample, previous):
-            if piece.kind == "call":
-                num_calls += 1
-            if self._is_shown(piece, num_calls):
-                shown.append(piece)
-        return shown
-
-    def _is_shown(self, piece: Piece, num_calls: int) -> bool:
-        """Whether a piece is in the answer. `num_calls` calls have begun up to and with this piece."""
-        match piece.kind:
-            case "reasoning":
-                return self.is_reasoning_shown
-            case "content":
-                return True
-            case "call" | "arguments" | "broken":
-                return self.max_calls is None or num_calls <= self.max_calls
+            match piece.kind:
+                case "reasoning":
+                    is_shown = self.is_reasoning_shown
+                case "content":
+                    is_shown = True
+                case "call" | "arguments" | "broken":  # of the last call so far
+                    is_shown = self.max_calls is None or len(self.calls) <= self.max_calls
+            if is_shown:
+                yield piece
 
     def finish_reason(self, sample: CompletionOutput) -> str | None:
         """The sample's finish reason. As in OpenAI's API, it is "tool_calls" instead of "stop" if the model
@@ -104,7 +99,7 @@ class AnswerReader:
         "reasoning" if the server separates thoughts (null without shown thoughts), and "tool_calls" if there
         are any. `echoed` is put before the content.
         """
-        pieces = self.pieces(sample, previous=None)
+        pieces = list(self.pieces(sample, previous=None))
         thoughts = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
         content = echoed + "".join(piece.text for piece in pieces if piece.kind == "content")
         is_nothing_said = not content and bool(self.calls or thoughts)
@@ -119,14 +114,14 @@ class AnswerReader:
     def delta(self, sample: CompletionOutput, previous: CompletionOutput | None) -> dict[str, Any]:
         """OpenAI's delta: what `sample` has beyond `previous`. Several pieces of one kind are joined.
 
-        The first entry of a call has its index, id, type and name; the arguments follow in further entries.
+        The delta in which a call begins has its index, id, type and name; later deltas have its index. Each
+        also has the new part of the arguments.
         """
         entries: list[dict[str, Any]] = []  # of `tool_calls`
         delta: dict[str, Any] = {}
-        index = len(self.calls) - 1  # of the last call; `shown_pieces` adds those that begin now
         for piece in self.shown_pieces(sample, previous):
+            index = len(self.calls) - 1  # of the last call so far
             if piece.kind == "call":
-                index += 1
                 call = self.calls[index]
                 function = {"name": call.name, "arguments": ""}
                 entries.append({"index": index, "id": call.id, "type": "function", "function": function})

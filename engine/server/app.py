@@ -89,7 +89,7 @@ def create_app(
         openapi_url=None,
         servers=[{"url": root_path}] if root_path else None,
     )
-    app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
+    app.state.several_prompts_lock = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     all_open_paths = OPEN_PATHS | set(open_paths)
     _add_middleware(app, api_key, all_open_paths, allowed_hosts, max_body_bytes, max_requests)
@@ -99,7 +99,7 @@ def create_app(
     _add_description_routes(app, all_open_paths if api_key else None)
     for extend in extensions:
         extend(app, backend)
-    if root_path:
+    if root_path:  # outermost, so that all other middleware sees paths without the prefix
         app.add_middleware(UnderPath, prefix=root_path)
     return app
 

@@ -5,9 +5,8 @@ a backend that serves many requests at once. Admission control (Part 15) is a ba
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, Self
 
 from engine.decoding.bad_words import bad_words_of
@@ -73,15 +72,17 @@ class Backend(Protocol):
 class LockedStream:
     """The stream of one request: a task that computes the request, and the latest output, if it is unread.
 
-    The first read starts the task. The task never waits for the reader, because a reader may be slow or stop.
-    A read raises the exception with which the task has failed.
+    The first read starts the task, `LockedBackend.compute`. The task never waits for the reader, because a
+    reader may be slow or stop. A read raises the exception with which the task has failed.
     """
 
-    def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
-        """`work(stream)` computes the request and puts its outputs. `tokens` is as in OutputStream."""
-        self.tokens = tokens
+    def __init__(
+        self, backend: "LockedBackend", output: RequestOutput, params: SamplingParams, tokens: int
+    ) -> None:
+        """`output` is the request's output before the first token. `tokens` is as in OutputStream."""
+        self.output, self.params, self.tokens = output, params, tokens
         self.aborted = False  # whether `abort` was called
-        self._work = work
+        self._backend = backend
         self._task: asyncio.Task[None] | None = None
         self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
         self._is_over = False  # whether nothing more is to be read
@@ -99,7 +100,7 @@ class LockedStream:
         if self._is_over:
             raise StopAsyncIteration
         if self._task is None:
-            self._task = asyncio.create_task(self._work(self))
+            self._task = asyncio.create_task(self._backend.compute(self))
         output = await self._unread.get()
         if isinstance(output, Exception):
             self._is_over = True
@@ -184,14 +185,15 @@ class LockedBackend:
         max_length = self.config.max_positions  # of prompt and output together
         if params.max_tokens is not None:
             max_length = min(max_length, len(token_ids) + params.max_tokens)
-        return LockedStream(partial(self._work, output, params), tokens=params.n * max_length)
+        return LockedStream(self, output, params, tokens=params.n * max_length)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:
             self._live[request_id].aborted = True
 
-    async def _work(self, output: RequestOutput, params: SamplingParams, stream: LockedStream) -> None:
-        """Wait for the lock, then compute one request. The reader gets any error."""
+    async def compute(self, stream: LockedStream) -> None:
+        """Wait for the lock, then compute the request of `stream`. The reader gets any error."""
+        output, params = stream.output, stream.params
         self._live[output.request_id] = stream
         try:
             async with self._lock:
@@ -222,7 +224,7 @@ class LockedBackend:
           begins.
         - Each state that is put is a record of its own, because a slow reader still holds the one before. The
           sample in the record has the visible text, the token ids so far, and, at the sample's end, its
-          finish_reason and stop_reason (`step.output` has all but the finish_reason).
+          finish_reason and stop_reason, all from `step.output`.
         - `output` is finished with the last token of the last sample.
         - If `stream.aborted` is set, the step under way is the last one. Unless the step has a finish reason
           of its own, the sample's finish_reason is "abort". After "abort", `output` is finished.

@@ -47,8 +47,10 @@ def queue_limits(
     """The limits `reqs` and `tokens`, or defaults where these are None.
 
     The default is QUEUE_ROUNDS times `seats` (how many sequences run at once) for the sequences, and
-    QUEUE_ROUNDS times `cache_tokens` (how many tokens the cache holds) for the tokens. The default is always
-    large enough for one request with MAX_CHOICES choices. Raises ValueError for a limit below 1.
+    QUEUE_ROUNDS times `cache_tokens` (how many tokens the cache holds) for the tokens. But each default has
+    room for a request with MAX_CHOICES choices; that for the sequences has room for two.
+
+    Raises ValueError for a limit below 1.
     """
     if reqs is None:
         reqs = max(QUEUE_ROUNDS * seats, 2 * MAX_CHOICES)
@@ -65,7 +67,8 @@ class Capacity:
         self.limits, self.seats, self._clock = limits, seats, clock
         self.sequences, self.tokens = 0, 0  # admitted and not yet given back
         # While every seat is taken and a sequence waits: the time when that state began, then the time of
-        # each sequence that has left since. Otherwise empty.
+        # each sequence that has left since; of all these times, the last PACE_ROUNDS * seats + 1. Otherwise
+        # empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:
@@ -84,9 +87,9 @@ class Capacity:
         if self.sequences > self.seats and not self._times:
             self._times.append(self._clock())
 
-    def give_back(self, sequences: int, tokens: int, worked: bool = True) -> None:
-        """Count this many as gone. They count for the pace if the engine has begun them (`worked`)."""
-        if self._times and worked:
+    def give_back(self, sequences: int, tokens: int, has_begun: bool = True) -> None:
+        """Count this many as gone. They count for the pace if the engine has begun them."""
+        if self._times and has_begun:
             self._times.extend([self._clock()] * sequences)
         self.sequences -= sequences
         self.tokens -= tokens

@@ -42,8 +42,8 @@ class Chat(Completions[ChatRequest]):
         self.extension: ChatExtension | None = None  # gives tools and thoughts their effect (Extension B)
 
     def params(self, body: ChatRequest) -> SamplingParams:
-        """As in Completions. Raises RequestError, too, for fields of tools and thoughts that the extension
-        refuses; without an extension, all of them are refused that would have an effect.
+        """As in Completions. Also raises RequestError for fields of tools and thoughts: those that the
+        extension refuses or, without an extension, all that would have an effect.
         """
         params = super().params(body)
         if self.extension is None:
@@ -87,17 +87,20 @@ class Chat(Completions[ChatRequest]):
         `previous`, with the `top_logprobs` likeliest tokens (none by default) and
         `body.return_tokens_as_token_ids` as its last argument. Its `refusal` is null.
         """
-        text = sample.text[len(previous.text) if previous else 0 :]
-        whole = {"role": body.role(), "content": body.echoed() + text, "refusal": None}
-        message = {"content": text} if body.stream else whole
+        num_sent = len(previous.text) if previous else 0  # characters
+        text = sample.text[num_sent:]
+        message: dict[str, Any]
+        if body.stream:
+            name, message = "delta", {"content": text}
+        else:
+            name, message = "message", {"role": body.role(), "content": body.echoed() + text, "refusal": None}
         logprobs = None
         if body.logprobs:
             new = range(num_visible_tokens(previous), num_visible_tokens(sample))
-            n = body.top_logprobs or 0
+            num_likeliest = body.top_logprobs or 0
             as_ids = bool(body.return_tokens_as_token_ids)
-            tokens = [token_json(self.tokenizer, scores_of(sample, i), n, as_ids) for i in new]
+            tokens = [token_json(self.tokenizer, scores_of(sample, i), num_likeliest, as_ids) for i in new]
             logprobs = {"content": tokens, "refusal": None}
-        name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
     def more_of_choice(

@@ -190,7 +190,9 @@ class ChatRequest(SamplingFields):
 
     @property
     def readers(self) -> dict[int, Any]:
-        """What a ChatExtension has read so far of a streamed answer's samples, by their indices."""
+        """What a ChatExtension has read so far of a streamed answer, by the indices of its samples. The body
+        keeps it, because the body lives as long as the answer.
+        """
         return self._readers
 
     def role(self) -> str:
@@ -219,14 +221,16 @@ class ChatRequest(SamplingFields):
 
     def _check_length(self) -> None:
         """Raise RequestError for `max_completion_tokens` below 1, or other than `max_tokens`."""
-        old_value, value = self.max_tokens, self.max_completion_tokens  # `max_tokens` is the old name
-        if old_value is not None and value not in (None, old_value):
+        value = self.max_completion_tokens
+        if value is None:
+            return
+        if self.max_tokens not in (None, value):
             message = (
-                f"max_tokens={old_value} contradicts max_completion_tokens={value}: the one is the other's "
-                "old name"
+                f"max_tokens={self.max_tokens} contradicts max_completion_tokens={value}: the one is the "
+                "other's old name"
             )
             raise RequestError(400, message, param="max_completion_tokens")
-        if value is not None and value < 1:
+        if value < 1:
             message = f"max_completion_tokens={value}: a whole number of at least 1 is accepted"
             raise RequestError(400, message, param="max_completion_tokens")
 
@@ -248,8 +252,11 @@ class ChatRequest(SamplingFields):
 
     def _sent_params(self) -> dict[str, Any]:
         params = super()._sent_params()
-        _, params["max_tokens"] = self.output_bound()
-        params["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        _, max_tokens = self.output_bound()
+        params["max_tokens"] = max_tokens
+        params["logprobs"] = None
+        if self.logprobs:
+            params["logprobs"] = self.top_logprobs or 0
         params["prompt_logprobs"] = self.prompt_logprobs
         structure = params["structured_outputs"]
         if self.continue_final_message and structure is not None:

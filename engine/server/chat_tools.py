@@ -59,7 +59,8 @@ def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
 
 def depth_of(value: Any) -> int:
     """How many levels of objects and lists JSON data have: 0 for a text, 1 for []."""
-    depth, level = 0, [value]  # `level`: all values at this depth
+    depth = 0
+    level = [value]  # all values at this depth
     while any(isinstance(inner, dict | list) for inner in level):
         next_level: list[Any] = []
         for inner in level:
@@ -67,7 +68,8 @@ def depth_of(value: Any) -> int:
                 next_level += inner.values()
             elif isinstance(inner, list):
                 next_level += inner
-        depth, level = depth + 1, next_level
+        level = next_level
+        depth += 1
     return depth
 
 

@@ -48,23 +48,48 @@ async def complete(
         current_request_id.set(body.request_id)
     envelope = _envelope(body, api)
     prompts = await read_prompts()
+
     engine_id = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # unique, although a client may choose an id twice
     # Two requests with several prompts, each half admitted, could take the room that the other still needs,
     # and both would be refused. So only one request with several prompts is admitted at a time.
-    turn = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
+    turn = request.app.state.several_prompts_lock if len(prompts) > 1 else nullcontext()
     async with turn:
         streams, admitted = await _admit(backend, prompts, params, engine_id, options, body)
+
     # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
     async with admitted:
         if body.stream:
-            empty_outputs = []
-            for prompt in prompts:
-                prompt_ids = [] if isinstance(prompt, str) else prompt
-                empty_outputs.append(RequestOutput(engine_id, None, prompt_ids, [], finished=False))
+            empty_outputs = [_empty_output(engine_id, prompt) for prompt in prompts]
             chunks = stream_chunks(envelope, streams, empty_outputs, params.n, body, api)
             return sse.stream(chunks, admitted.pop_all())
         outputs = await last_outputs(request, streams, body)
     return await whole_response(envelope, outputs, params.n, body, api)
+
+
+async def last_outputs(
+    request: Request, streams: list[OutputStream], body: SamplingFields
+) -> list[RequestOutput]:
+    """The last output of each stream. Raises RequestError if a stream fails, or if the client leaves."""
+    try:
+        return await _unless_client_leaves(request, _gather(streams))
+    except Exception as error:
+        # Converted here: an exception of an unknown type that leaves the route closes the connection.
+        raise as_request_error(with_sent_name(error, body)) from error
+
+
+def refuse_unknown_model(name: str, backend: Backend) -> None:
+    """Raise RequestError 404 if the backend has no model of this name."""
+    if name not in backend.models():
+        message = f"model {name!r} does not exist; here are: {', '.join(backend.models())}"
+        raise RequestError(404, message, param="model", code="model_not_found")
+
+
+def refuse_if_down(backend: Backend) -> None:
+    """Raise RequestError 503 unless the backend can serve requests. The error is that of `backend.health`, if
+    it raises one.
+    """
+    if not backend.health():
+        raise RequestError(503, "the engine has ended", code="engine_down")
 
 
 def _envelope(body: Body, api: Completions[Body]) -> dict[str, Any]:
@@ -108,30 +133,10 @@ async def _admit(
     return streams, admitted
 
 
-async def last_outputs(
-    request: Request, streams: list[OutputStream], body: SamplingFields
-) -> list[RequestOutput]:
-    """The last output of each stream. Raises RequestError if a stream fails, or if the client leaves."""
-    try:
-        return await _unless_client_leaves(request, _gather(streams))
-    except Exception as error:
-        # Converted here: an exception of an unknown type that leaves the route closes the connection.
-        raise as_request_error(with_sent_name(error, body)) from error
-
-
-def refuse_unknown_model(name: str, backend: Backend) -> None:
-    """Raise RequestError 404 if the backend has no model of this name."""
-    if name not in backend.models():
-        message = f"model {name!r} does not exist; here are: {', '.join(backend.models())}"
-        raise RequestError(404, message, param="model", code="model_not_found")
-
-
-def refuse_if_down(backend: Backend) -> None:
-    """Raise RequestError 503 unless the backend can serve requests. The error is that of `backend.health`, if
-    it raises one.
-    """
-    if not backend.health():
-        raise RequestError(503, "the engine has ended", code="engine_down")
+def _empty_output(engine_id: str, prompt: Prompt) -> RequestOutput:
+    """An output before the first token. If the prompt is a text, its token ids are not known here."""
+    prompt_ids = [] if isinstance(prompt, str) else prompt
+    return RequestOutput(engine_id, None, prompt_ids, [], finished=False)
 
 
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
@@ -167,7 +172,8 @@ async def _unless_client_leaves(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, hangup = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    task = asyncio.ensure_future(work)
+    hangup = asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -34,7 +34,8 @@ async def whole_response(
     choices = []
     for i, output in enumerate(outputs):
         for sample in output.outputs:
-            choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
+            choice = {"index": i * n + sample.index}
+            choice |= api.choice(body, output, sample, previous=None)
             choice |= api.more_of_choice(body, output, sample, previous=None)
             choices.append(_json(choice))
             await yield_to_others()
@@ -59,9 +60,9 @@ async def stream_chunks(
     stream, for what is sent before the first token. `n` is the number of samples of each stream. The last
     chunk has the usage, if the body asks for it. Raises the error of the first stream that fails.
     """
-    sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
+    sent: dict[int, CompletionOutput] = {}  # index of a choice -> its sample as it was last sent
     latest = list(empty_outputs)
-    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)
+    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)  # of a chat, which has an opening
     stream_options = body.stream_options
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
@@ -83,8 +84,13 @@ async def stream_chunks(
             if isinstance(output, Exception):
                 raise with_sent_name(output, body)
             latest[i] = output
-            for sample, previous in _unsent(output, sent[i]):
-                choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
+            for sample in output.outputs:
+                index = i * n + sample.index
+                previous = sent.get(index)
+                if not _has_news(sample, previous):
+                    continue
+                sent[index] = sample
+                choice = {"index": index} | api.choice(body, output, sample, previous)
                 choice |= api.more_of_choice(body, output, sample, previous)
                 yield envelope | {"choices": [choice]} | usage_field()
                 if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
@@ -124,23 +130,15 @@ async def _arrivals(streams: list[OutputStream]) -> AsyncIterator[asyncio.Queue[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _unsent(
-    output: RequestOutput, sent: dict[int, CompletionOutput]
-) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
-    """(sample, previous) for each sample of `output` that has new text or has just finished.
-
-    `sent` maps a sample's index to the sample as it was last sent to the client; `_unsent` updates `sent`.
-    `previous` is that earlier sample, or None if nothing of the sample has been sent.
+def _has_news(sample: CompletionOutput, previous: CompletionOutput | None) -> bool:
+    """Whether `sample` has more text than `previous`, or has finished since then. `previous` is the same
+    sample as it was last sent to the client; None if nothing was sent.
     """
-    unsent = []
-    for sample in output.outputs:
-        previous = sent.get(sample.index)
-        num_sent = len(previous.text) if previous else 0  # characters
-        is_all_sent = previous is not None and previous.finish_reason is not None
-        if not is_all_sent and (len(sample.text) > num_sent or sample.finish_reason):
-            sent[sample.index] = sample
-            unsent.append((sample, previous))
-    return unsent
+    if previous is None:
+        return sample.text != "" or sample.finish_reason is not None
+    if previous.finish_reason is not None:
+        return False
+    return len(sample.text) > len(previous.text) or sample.finish_reason is not None
 
 
 def _json(data: dict) -> bytes:

@@ -71,8 +71,8 @@ class PatientProtocol(H11Protocol):
         super().connection_made(transport)
         self._stall_timer: asyncio.TimerHandle | None = None
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
-            # Cuts off a client that takes nothing of what the system keeps for it, or that has vanished. An
-            # answer of little text would fill that memory in minutes, and only then `pause_writing` comes.
+            # Cuts off a client that has vanished, or that takes nothing of what the system buffers for it. An
+            # answer of little text needs minutes to fill that buffer, so `pause_writing` would come too late.
             milliseconds = int(1000 * STALL_SECONDS)
             connection = transport.get_extra_info("socket")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -88,16 +88,35 @@ class PatientProtocol(H11Protocol):
             self._stall_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Read on while a request is being answered, up to MAX_BYTES_AHEAD bytes of the next request.
+        """Read on while a request is being answered. Close the connection if the client sends more than
+        MAX_BYTES_AHEAD bytes of the next request meanwhile.
 
-        uvicorn would stop reading, and would not notice that the client has left.
+        uvicorn itself would stop reading, and would not notice that the client has left.
         """
         super().data_received(data)
         if self.conn.their_state is h11.DONE:
-            if len(self.conn.trailing_data[0]) > MAX_BYTES_AHEAD:
+            next_request, _ = self.conn.trailing_data  # as far as it has come
+            if len(next_request) > MAX_BYTES_AHEAD:
                 self.transport.abort()
             else:
                 self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Start the deadline for the next request: a client could send the request byte by byte."""
+        self._deadline.cancel()
+        self._wait_for_request()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Close the connection after STALL_SECONDS: an answer that the client does not read takes memory."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Cancel the deadline of `pause_writing`: the client reads on."""
+        super().resume_writing()
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not valid HTTP with an error in OpenAI's shape, and close the connection.
@@ -134,7 +153,8 @@ class PatientProtocol(H11Protocol):
         still_open = [connection for connection in connections if not connection.transport.is_closing()]
         if len(still_open) > self.max_connections:
             waiting = [connection for connection in still_open if connection.waits_for_client()]
-            min(waiting, key=lambda connection: connection.waiting_since).transport.abort()
+            longest = min(waiting, key=lambda connection: connection.waiting_since)
+            longest.transport.abort()
 
     def _wait_for_request(self) -> None:
         """Start the deadline for the client's next request."""
@@ -145,20 +165,3 @@ class PatientProtocol(H11Protocol):
         """At the deadline: close the connection, unless the request has come as a whole."""
         if self.waits_for_client():
             self.transport.abort()
-
-    def on_response_complete(self) -> None:
-        """Start the deadline for the next request: a client could send the request byte by byte."""
-        self._deadline.cancel()
-        self._wait_for_request()
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        """Close the connection after STALL_SECONDS: an answer that the client does not read takes memory."""
-        super().pause_writing()
-        self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Cancel the deadline of `pause_writing`: the client reads on."""
-        super().resume_writing()
-        if self._stall_timer:
-            self._stall_timer.cancel()

@@ -61,6 +61,18 @@ def this_arrival() -> Arrival:
     return _arrival.get(None) or Arrival(asyncio.get_running_loop().time())
 
 
+def parse_seconds(text: str) -> float:
+    """The header's value in seconds. Raises RequestError if `text` is not a number above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if "_" in text or not seconds > 0:  # only Python reads 1_000 as a number
+        message = f"{HEADER}={text!r}: a number of seconds above 0 is accepted"
+        raise RequestError(400, message, param=HEADER)
+    return seconds
+
+
 class ArrivalMiddleware:
     """Records the Arrival of each HTTP request: the time and the header X-Request-Timeout."""
 
@@ -82,13 +94,14 @@ def add_deadlines(app: FastAPI, _: Backend) -> None:
     make_description = app.openapi
 
     def openapi() -> dict[str, Any]:
-        """The app's description, in which each route that generates text has the header as a parameter."""
-        if app.openapi_schema is not None:  # FastAPI makes the description once
+        """The app's description. Each route that generates text has the header as a parameter."""
+        if app.openapi_schema is not None:  # made before, and changed below
             return app.openapi_schema
-        description = make_description()
-        for methods in description["paths"].values():
-            if "post" in methods and _generates_text(methods["post"]):
-                methods["post"].setdefault("parameters", []).append(PARAMETER)
+        description = make_description()  # which FastAPI keeps in `app.openapi_schema`
+        for operations in description["paths"].values():
+            operation = operations.get("post")
+            if operation is not None and _generates_text(operation):
+                operation.setdefault("parameters", []).append(PARAMETER)
         return description
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the description
@@ -97,15 +110,3 @@ def add_deadlines(app: FastAPI, _: Backend) -> None:
 def _generates_text(operation: dict[str, Any]) -> bool:
     """Whether a route generates text: all routes that do can stream it. `operation` is OpenAPI's."""
     return "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
-
-
-def parse_seconds(text: str) -> float:
-    """The header's value in seconds. Raises RequestError if `text` is not a number above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if "_" in text or not seconds > 0:  # only Python reads 1_000 as a number
-        message = f"{HEADER}={text!r}: a number of seconds above 0 is accepted"
-        raise RequestError(400, message, param=HEADER)
-    return seconds

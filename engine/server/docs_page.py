@@ -81,8 +81,11 @@ def docs_page(description: Mapping[str, Any], pages: Mapping[str, str]) -> str:
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             routes.append(_route(method, path, operation, schemas))
-    # Relative to /docs, so that they also lead there under a proxy's path.
-    links = [f'<a href="{path.removeprefix("/") or "./"}">{name}</a>' for path, name in pages.items()]
+    links = []
+    for path, name in pages.items():
+        # Relative to /docs, so that it also leads there under a proxy's path.
+        address = "./" if path == "/" else path.removeprefix("/")
+        links.append(f'<a href="{address}">{name}</a>')
     nav = f'<nav aria-label="page">{" ".join(links)}</nav>' if links else ""
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -115,20 +118,20 @@ def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mappin
     parts = [f"<details><summary>{head}</summary>"]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body:
-        parts.append(_table("Body", _fields(body, schemas), "none"))
-    errors = []
+        parts.append(_table("Body", _fields(body, schemas), if_empty="none"))
+    error_statuses = []
     for status, response in operation["responses"].items():
         if not status.startswith("2"):
-            errors.append(status)
+            error_statuses.append(status)
             continue
         for media_type, content in response.get("content", {}).items():
             if media_type == "text/event-stream":
-                heading, schema = "Each event of a stream", _event_schema(content["itemSchema"])
+                name, schema = "Each event of a stream", _event_schema(content["itemSchema"])
             else:
-                heading, schema = "Answer", content.get("schema", {})
-            heading = f"{heading} ({status}, {media_type})"
+                name, schema = "Answer", content.get("schema", {})
+            heading = f"{name} ({status}, {media_type})"
             parts.append(_table(heading, _fields(schema, schemas), if_empty=_kind(schema, schemas)))
-    parts.append(f"<p>Errors: {escape(', '.join(errors))}</p></details>")
+    parts.append(f"<p>Errors: {escape(', '.join(error_statuses))}</p></details>")
     return "".join(parts)
 
 
@@ -197,20 +200,19 @@ def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[
 def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     """What a field accepts, in words, such as "integer (from 0) or null"."""
     field = _resolved(field, schemas)
-    if "enum" in field or "const" in field:
-        values = field.get("enum", [field.get("const")])
-        return " or ".join(map(json.dumps, values))
-    kinds: list[str] = []
-    for choice in _choices(field):
-        kind = _kind(choice, schemas)
-        if kind not in kinds:
-            kinds.append(kind)
-    if not kinds:
-        kinds = [field.get("type", "any value")]
-    if "number" in kinds and "integer" in kinds:
-        kinds.remove("integer")  # a number may be whole
-    if kinds == ["array"]:
-        kinds = [f"list of {_kind(field.get('items', {}), schemas)}"]
-    kind = " or ".join(kinds)
+    if "enum" in field:
+        return " or ".join(json.dumps(value) for value in field["enum"])
+    if "const" in field:
+        return json.dumps(field["const"])
+    choices = _choices(field)
+    if choices:
+        kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in choices))  # each of them once
+        if "number" in kinds and "integer" in kinds:
+            kinds.remove("integer")  # a number may be whole
+        kind = " or ".join(kinds)
+    elif field.get("type") == "array":
+        kind = f"list of {_kind(field.get('items', {}), schemas)}"
+    else:
+        kind = field.get("type", "any value")
     bounds = [words.format(field[keyword]) for keyword, words in BOUNDS.items() if keyword in field]
     return f"{kind} ({', '.join(bounds)})" if bounds else kind

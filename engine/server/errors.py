@@ -66,11 +66,6 @@ class RequestError(Exception):
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
-def _shortened(text: str) -> str:
-    """The text in at most MAX_MESSAGE_CHARACTERS. A longer one is cut, and ends in "…"."""
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"
-
-
 def as_request_error(error: Exception) -> RequestError:
     """The RequestError that tells the client about `error`. Logs an exception of an unknown type."""
     if isinstance(error, RequestError):
@@ -95,6 +90,23 @@ def as_request_error(error: Exception) -> RequestError:
         f"{current_request_id.get()}"
     )
     return RequestError(500, message, code="engine_error")
+
+
+def install(app: FastAPI) -> None:
+    """Register handlers with `app` that answer every error in OpenAI's shape."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 404:  # routes raise RequestError
+            error = _no_route(app, request.url.path)
+        return as_request_error(error).response()
+
+    for kind in (RequestError, ParameterError, NoRoomError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _shortened(text: str) -> str:
+    """The text in at most MAX_MESSAGE_CHARACTERS. A longer one is cut, and ends in "…"."""
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:
@@ -128,6 +140,19 @@ def _from_validation(error: RequestValidationError) -> RequestError:
             return RequestError(400, f"{name} is required", param=field)
     value = reprlib.repr(first.get("input"))  # short, however long the input is
     return RequestError(400, f"{field or 'body'}={value}: {first['msg']}", param=field)
+
+
+def _no_route(app: FastAPI, path: str) -> RequestError:
+    """The 404 for a path without a route. The message lists the app's routes."""
+    # `path_format` is the path as the schema has it: {name}, where `path` may have {name:path}.
+    routes = [
+        route.path_format for route in app.routes if isinstance(route, Route) and route.include_in_schema
+    ]
+    paths = ", ".join(dict.fromkeys(routes))
+    return RequestError(404, f"no route {reprlib.repr(path)}; here are {paths}, described in /openapi.json")
+
+
+# What follows describes the errors for /openapi.json.
 
 
 class ErrorDetail(BaseModel):
@@ -185,25 +210,3 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     503: _openapi_response("The server cannot serve requests now", headers=WAIT_HEADERS),
     "4XX": _openapi_response("Any other error of the client"),
 }
-
-
-def _no_route(app: FastAPI, path: str) -> RequestError:
-    """The 404 for a path without a route. The message lists the app's routes."""
-    # `path_format` is the path as the schema has it: {name}, where `path` may have {name:path}.
-    routes = [
-        route.path_format for route in app.routes if isinstance(route, Route) and route.include_in_schema
-    ]
-    paths = ", ".join(dict.fromkeys(routes))
-    return RequestError(404, f"no route {reprlib.repr(path)}; here are {paths}, described in /openapi.json")
-
-
-def install(app: FastAPI) -> None:
-    """Register handlers with `app` that answer every error in OpenAI's shape."""
-
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, HTTPException) and error.status_code == 404:  # routes raise RequestError
-            error = _no_route(app, request.url.path)
-        return as_request_error(error).response()
-
-    for kind in (RequestError, ParameterError, NoRoomError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)

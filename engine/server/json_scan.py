@@ -19,7 +19,8 @@ ESCAPES = frozenset('"\\/bfnrtu')
 
 # What the next character of an `ObjectScan` may be.
 Expected = Literal[
-    "object", "key", "colon", "value", "key or end", "value or end", "after", "string", "escape", "word"
+    "object", "key", "colon", "value", "key or end", "value or end", "comma or end",
+    "string", "escape", "word",
 ]  # fmt: skip
 
 
@@ -31,12 +32,12 @@ class ObjectScan:
     - "object": the opening brace;
     - "key", "colon", "value": the beginning of a field's name, the colon behind it, the beginning of a value;
     - "key or end", "value or end": the beginning of a name or of a value, or the closing bracket;
-    - "after": a comma or a closing bracket, behind a value;
+    - "comma or end": a comma or the closing bracket, behind a value;
     - "string", "escape", "word": the rest of a string, of an escaped character, of a number or literal.
     """
 
     def __init__(self) -> None:
-        self.open: list[str] = []  # the brackets that are open, outermost first
+        self.open_brackets: list[str] = []  # outermost first
         self.is_done = False  # whether the object is complete
         self.is_broken = False  # whether the text can never become an object
         self.expects: Expected = "object"
@@ -54,14 +55,14 @@ class ObjectScan:
             self._take_in_word(char)
         elif char not in SPACE:
             self._take_between_values(char)
-        elif not self.open:  # a space before the object
+        elif not self.open_brackets:  # a space before the object
             self.is_broken = True
 
     def _take_in_string(self, char: str) -> None:
         if char == "\\":
             self.expects = "escape"
         elif char == '"':
-            self.expects = "colon" if self._is_key else "after"
+            self.expects = "colon" if self._is_key else "comma or end"
         elif char < " ":  # JSON wants control characters to be escaped
             self.is_broken = True
 
@@ -82,34 +83,34 @@ class ObjectScan:
             self.is_broken = len(self._word) > MAX_WORD_CHARACTERS
             return
         self.is_broken = self._word not in LITERALS and not NUMBER.fullmatch(self._word)
-        self.expects = "after"
+        self.expects = "comma or end"
         if not self.is_broken and char not in SPACE:
             self._take_between_values(char)
 
     def _take_between_values(self, char: str) -> None:
-        """Take a character that is no space, outside of strings, numbers and literals."""
+        """Take a character outside of strings, numbers and literals that is not a space."""
         expects = self.expects
         may_be_value = expects in ("value", "value or end")
         may_be_key = expects in ("key", "key or end")
-        may_be_end = expects in ("after", "key or end", "value or end")
+        may_be_end = expects in ("comma or end", "key or end", "value or end")
         if expects == "colon":
             self.is_broken = char != ":"
             self.expects = "value"
-        elif expects == "after" and char == ",":
-            self.expects = "key" if self.open[-1] == "{" else "value"
+        elif expects == "comma or end" and char == ",":
+            self.expects = "key" if self.open_brackets[-1] == "{" else "value"
         elif may_be_end and char in "}]":
-            opening = self.open.pop()
+            opening = self.open_brackets.pop()
             self.is_broken = opening + char not in ("{}", "[]")
-            self.is_done = not self.open
-            self.expects = "after"
+            self.is_done = not self.open_brackets
+            self.expects = "comma or end"
         elif (may_be_value or may_be_key) and char == '"':
             self._is_key = may_be_key
             self.expects = "string"
         elif (may_be_value or expects == "object") and char == "{":
-            self.open.append(char)
+            self.open_brackets.append(char)
             self.expects = "key or end"
         elif may_be_value and char == "[":
-            self.open.append(char)
+            self.open_brackets.append(char)
             self.expects = "value or end"
         elif may_be_value and (char.isalnum() or char == "-"):
             self._word = char
@@ -132,7 +133,8 @@ class CallText:
         self._has_arguments = False  # whether the arguments have begun
         self._arguments: list[str] = []  # characters of the arguments that `new_arguments` has not returned
         self._field = ""  # the field whose value is being read
-        self._text: list[str] = []  # characters of the name or value that is being read
+        self._text: list[str] = []  # characters of the string that is being read
+        self._is_refused = False  # whether a field has a value that no call has
 
     @property
     def is_begun(self) -> bool:
@@ -142,7 +144,7 @@ class CallText:
     @property
     def is_broken(self) -> bool:
         """Whether the text can never become a call."""
-        return self.scan.is_broken or (self.scan.is_done and not self.is_begun)
+        return self.scan.is_broken or self._is_refused or (self.scan.is_done and not self.is_begun)
 
     @property
     def is_done(self) -> bool:
@@ -160,43 +162,36 @@ class CallText:
         `is_done`.
         """
         scan = self.scan
-        # Before this character.
-        expected = scan.expects
-        depth = len(scan.open)
+        expected, depth = scan.expects, len(scan.open_brackets)  # before this character
         scan.take(char)
-        if scan.is_broken or depth == 0:
+        if scan.is_broken or depth == 0:  # at depth 0 comes the opening brace
             return
         if depth > 1:  # within a value that is an object or a list
             if self._field in self.fields:  # the value is the arguments
                 self._arguments.append(char)
-        elif expected in ("value", "key", "key or end"):
-            if char not in SPACE:
-                self._begin(char, is_value=expected == "value")
         elif expected in ("string", "escape"):
             self._text.append(char)
-            if scan.expects in ("colon", "after"):  # this character ends the string
-                self._take_string(is_key=scan.expects == "colon")
+            if scan.expects == "colon":  # the string has ended, and is a field's name
+                self._field = json.loads("".join(self._text))
+            elif scan.expects == "comma or end" and self._field == "name":  # it is the tool's name
+                self.name = json.loads("".join(self._text))
+                self._is_refused = self.name not in self.names
+        elif char not in SPACE:
+            if expected == "value":
+                self._begin_value(char)
+            elif expected in ("key", "key or end"):
+                self._text = [char]
 
-    def _begin(self, char: str, is_value: bool) -> None:
-        """Take the first character of a field's name or value, or the closing brace."""
+    def _begin_value(self, char: str) -> None:
+        """Take the first character of a field's value. Refuse a name that is no string, arguments that are no
+        object, and either of them if it comes a second time.
+        """
         self._text = [char]
-        if not is_value:
-            return
         if self._field in self.fields:
-            if char != "{" or self._has_arguments:  # no object, or a second field with arguments
-                self.scan.is_broken = True
+            if char != "{" or self._has_arguments:
+                self._is_refused = True
             else:
                 self._has_arguments = True
                 self._arguments = [char]
         elif self._field == "name" and (char != '"' or self.name is not None):
-            self.scan.is_broken = True  # no string, or a second name
-
-    def _take_string(self, is_key: bool) -> None:
-        """Take the complete string in `_text`, which is a field's name or a value."""
-        text = json.loads("".join(self._text))
-        if is_key:
-            self._field = text
-        elif self._field == "name":
-            self.name = text
-            if text not in self.names:
-                self.scan.is_broken = True
+            self._is_refused = True

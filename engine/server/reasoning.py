@@ -49,7 +49,7 @@ class ThinkParser:
         if end_mark:
             self.state = "after"
             return [*_reasoning(thoughts), *self.inner.feed(rest)]
-        num_certain = len(text) - num_held_back(text, [END])
+        num_certain = len(text) - num_held_back(text, END)
         self._held_back = text[num_certain:]
         return _reasoning(text[:num_certain])
 

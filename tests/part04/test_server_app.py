@@ -259,9 +259,9 @@ def test_others_have_their_turn_between_two_of_many_prompts_and_two_of_many_choi
             return await super().generate(*asked, **options)
 
     class NotingApi(Completions):
-        def choice(self, *shown):
+        def choice(self, *shown, previous=None):
             note(choices)
-            return super().choice(*shown)
+            return super().choice(*shown, previous)
 
     with client_of(Noting(), api=NotingApi()) as client:
         assert client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 4}).status_code == 200

@@ -13,7 +13,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import NoRoomError, ParameterError
 from engine.server import sse
 from engine.server.app import create_app
-from engine.server.completion_answer import _unsent, stream_chunks
+from engine.server.completion_answer import stream_chunks
 from engine.server.errors import RequestError
 from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import (
@@ -72,24 +72,37 @@ def test_line_breaks_quotes_and_emoji_survive_the_stream():
 
 
 def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished():
-    def output(*samples) -> RequestOutput:
-        made = [CompletionOutput(i, text, [], reason) for i, (text, reason) in enumerate(samples)]
-        return RequestOutput("r", "go", [7], made, finished=False)
+    states = [
+        [("a", None)],
+        [("a", None)],
+        [("abc", None), ("", None)],
+        [("abc", "stop"), ("x", None)],
+        [("abc", "stop"), ("xy", None)],
+        [("abc", "stop"), ("xyz", "length")],
+        [("abc", "stop"), ("xyz", "length")],
+    ]
 
-    def sent(*samples) -> list[tuple]:
+    async def outputs():
+        for i, state in enumerate(states):
+            samples = [CompletionOutput(j, text, [], reason) for j, (text, reason) in enumerate(state)]
+            yield RequestOutput("r", "go", [7], samples, finished=i == len(states) - 1)
+
+    async def sent() -> list[tuple]:
+        body = CompletionRequest(**ASK, n=2)
         return [
-            (new.index, new.text[len(before.text) if before else 0 :], new.finish_reason)
-            for new, before in _unsent(output(*samples), shown)
+            (choice["index"], choice["text"], choice["finish_reason"])
+            async for chunk in stream_chunks({}, [outputs()], [BEGUN], 2, body, Completions())
+            for choice in chunk["choices"]
         ]
 
-    shown: dict[int, CompletionOutput] = {}
-    assert sent(("a", None)) == [(0, "a", None)]
-    assert sent(("a", None)) == []
-    assert sent(("abc", None), ("", None)) == [(0, "bc", None)]
-    assert sent(("abc", "stop"), ("x", None)) == [(0, "", "stop"), (1, "x", None)]
-    assert sent(("abc", "stop"), ("xy", None)) == [(1, "y", None)]
-    assert sent(("abc", "stop"), ("xyz", "length")) == [(1, "z", "length")]
-    assert sent(("abc", "stop"), ("xyz", "length")) == []
+    assert asyncio.run(sent()) == [
+        (0, "a", None),
+        (0, "bc", None),
+        (0, "", "stop"),
+        (1, "x", None),
+        (1, "y", None),
+        (1, "z", "length"),
+    ]
 
 
 class Echo(Completions):

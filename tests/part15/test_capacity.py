@@ -85,7 +85,7 @@ def test_a_pace_belongs_to_the_crowd_in_which_it_was_measured(full):
 
 
 def test_places_for_which_nobody_worked_tell_of_no_pace(full):
-    full.give_back(1, 0, worked=False)
+    full.give_back(1, 0, has_begun=False)
     assert full.pace() == 0.5, "a request that was refused did not leave at the engine's pace"
 
 
@@ -124,7 +124,7 @@ def test_who_needs_more_room_waits_until_it_is_there(full):
 
 
 def test_only_what_is_missing_must_leave(full):
-    full.give_back(1, 100, worked=False)
+    full.give_back(1, 100, has_begun=False)
     assert full.retry_after(5, 500) == 8.0, "one of the 5 places is free already: 4 are missing"
 
 
@@ -198,7 +198,7 @@ def test_where_a_second_is_long_milliseconds_keep_the_seats_taken():
 
 
 def test_half_of_an_odd_number_is_no_whole_number(full):
-    full.give_back(1, 100, worked=False)
+    full.give_back(1, 100, has_begun=False)
     assert full.retry_after(2, 200) == 5.0, "5 wait for a seat: half of them are 2.5, at one in 2 seconds"
 
 
