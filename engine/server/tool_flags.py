@@ -7,7 +7,7 @@ Parts 1 to 20 imports an extension's.
 from engine.core.engine_thread import EngineThread
 from engine.decoding.structured import StructuredOutputsParams
 from engine.server.reasoning import REASONING_PARSERS
-from engine.server.tool_parsers import TOOL_PARSERS
+from engine.server.tool_parsers import CALL_FORMATS
 from engine.server.tools import ChatTools
 from engine.structured.capability import StructuredOutput
 
@@ -19,7 +19,7 @@ def check_flags(
     without a `tool_call_parser`.
     """
     for name, value, parsers in (
-        ("tool_call_parser", tool_call_parser, TOOL_PARSERS),
+        ("tool_call_parser", tool_call_parser, CALL_FORMATS),
         ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
     ):
         if value is not None and value not in parsers:

@@ -24,7 +24,7 @@ from engine.server.errors import RequestError
 from engine.server.limits import MAX_CALLS, MAX_JSON_DEPTH
 from engine.server.reasoning import REASONING_PARSERS, ends_in_thoughts
 from engine.server.response_items import ResponseItems
-from engine.server.tool_parsers import FORMATS, PLAIN_JSON, TOOL_PARSERS, ArgumentsParser, CallParser
+from engine.server.tool_parsers import CALL_FORMATS, PLAIN_JSON, ArgumentsParser, CallParser
 from engine.server.tool_schemas import schema_of_call, schema_of_calls
 from engine.text.tokenizer import Tokenizer
 
@@ -45,13 +45,13 @@ class ChatTools:
         reasoning_parser: str | None = None,
     ) -> None:
         """`compile_structure` raises ParameterError for a schema that cannot be obeyed, and NoRoomError if
-        too many schemas wait. The parsers are names of TOOL_PARSERS and REASONING_PARSERS; None means
+        too many schemas wait. The parsers are names of CALL_FORMATS and REASONING_PARSERS; None means
         that calls or thoughts are not looked for.
         """
         self.tokenizer, self.compile_structure = tokenizer, compile_structure
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.is_auto_enabled = enable_auto_tool_choice
-        call_format = PLAIN_JSON if tool_call_parser is None else FORMATS[tool_call_parser]
+        call_format = PLAIN_JSON if tool_call_parser is None else CALL_FORMATS[tool_call_parser]
         self.arguments_field = call_format.fields[0]  # as the model has learned to write it
 
     def params(self, body: ChatRequest, params: SamplingParams) -> SamplingParams:
@@ -202,7 +202,7 @@ class ChatTools:
         elif choice == "required":
             parser = CallParser(names, replace(PLAIN_JSON, fields=(self.arguments_field,)))
         elif choice == "auto" and self.tool_call_parser is not None:
-            parser = TOOL_PARSERS[self.tool_call_parser](names)
+            parser = CallParser(names, CALL_FORMATS[self.tool_call_parser])
         requires_call = choice not in ("none", "auto")
         is_structured = requires_call or body.sampling_params().structured_outputs is not None
         if self.reasoning_parser is not None and not is_structured:  # structured output begins at once
