@@ -26,8 +26,8 @@ class DrainingServer(Server):
     """Part 4's server, which on shutdown first waits for the admitted requests while it still listens."""
 
     def __init__(self, config: uvicorn.Config, admission: Admission, shutdown_timeout: float) -> None:
-        """`shutdown_timeout`: how many seconds the answers under way have to finish. uvicorn's own wait behind
-        it, `config.timeout_graceful_shutdown`, becomes LAST_EVENT_SECONDS.
+        """`shutdown_timeout`: how many seconds the answers under way have to finish. uvicorn's own wait after
+        that, `config.timeout_graceful_shutdown`, becomes LAST_EVENT_SECONDS.
         """
         super().__init__(config)
         config.timeout_graceful_shutdown = LAST_EVENT_SECONDS
