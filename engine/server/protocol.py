@@ -1,4 +1,4 @@
-"""The fields of OpenAI's completions API, and how they become parameters of the engine. Part 4.
+"""OpenAI's completions API: its fields, the parameters they become, and the JSON of outputs. Part 4.
 
 Promises that an accepted value has its effect, or asks for nothing; only `user` is for the client's own
 records. A field that is unknown, or that the engine does not support, is refused by name.

@@ -32,7 +32,7 @@ class Item:
 
     type: str  # a key of TEXT_NAMES
     name: str = ""  # of the function, if the item is a call
-    text: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # in pieces; of a call, its arguments
 
     def __post_init__(self) -> None:
         self.id = f"{ID_PREFIXES[self.type]}_{uuid.uuid4().hex}"
@@ -50,13 +50,14 @@ class Item:
         deltas.
         """
         item: dict[str, Any] = {"id": self.id, "type": self.type, "status": status}
-        parts = [] if status == "in_progress" else [self.part()]
+        is_in_progress = status == "in_progress"
+        if self.type == "function_call":
+            arguments = "" if is_in_progress else "".join(self.text)
+            return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
+        parts = [] if is_in_progress else [self.part()]
         if self.type == "message":
             return item | {"role": "assistant", "content": parts}
-        if self.type == "reasoning":
-            return item | {"summary": [], "content": parts}
-        arguments = "" if status == "in_progress" else "".join(self.text)
-        return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
+        return item | {"summary": [], "content": parts}
 
 
 class ResponseItems:
@@ -100,7 +101,7 @@ class ResponseItems:
         return output
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """The number of thoughts' tokens: up to the one that completes the mark </think>, or of all
+        """How many tokens are thoughts: those up to the one that completes the mark </think>, or all
         tokens if the mark is missing.
         """
         if not any(item.type == "reasoning" for item in self.items):
