@@ -134,7 +134,7 @@ class Head:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         has_ended = False  # whether the end of the answer to HEAD was sent
 
-        async def send_with_head_allowed(message: Message) -> None:
+        async def send_changed(message: Message) -> None:
             nonlocal has_ended
             if is_head and message["type"] == "http.response.body":
                 if has_ended:
@@ -149,7 +149,7 @@ class Head:
 
         if is_head:
             scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, send_with_head_allowed)
+        await self.app(scope, receive, send_changed)
 
 
 class ApiKey:
