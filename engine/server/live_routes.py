@@ -75,14 +75,19 @@ class Frames:
         """
         async with self._lock:
             if self.number <= number:
-                await asyncio.sleep(self._next_at - time.monotonic())
-                async with asyncio.timeout(STEP_SECONDS):
-                    snapshot = await self._engine.between_steps(self._view.snapshot)
-                self._frame, seconds = await asyncio.to_thread(encode, snapshot)
-                self.number += 1
-                pause = max(1 / FRAMES_PER_SECOND, (snapshot.copy_seconds + seconds) / TIME_SHARE)
-                self._next_at = time.monotonic() + pause
+                await self._make_next()
             return self._frame
+
+    async def _make_next(self) -> None:
+        """Make the next frame, once it is time for it. Raises as `after` does."""
+        await asyncio.sleep(self._next_at - time.monotonic())
+        async with asyncio.timeout(STEP_SECONDS):
+            snapshot = await self._engine.between_steps(self._view.snapshot)
+        self._frame, encode_seconds = await asyncio.to_thread(encode, snapshot)
+        self.number += 1
+
+        pause = max(1 / FRAMES_PER_SECOND, (snapshot.copy_seconds + encode_seconds) / TIME_SHARE)
+        self._next_at = time.monotonic() + pause
 
     def join(self) -> None:
         """Count a watcher, until `leave` is called. Raises RequestError 429 for more than MAX_WATCHERS."""
@@ -104,7 +109,7 @@ class Frames:
             while True:
                 refuse_if_down(backend)
                 frame = await self.after(number)
-                number = self.number
+                number = self.number  # that of `frame`
                 yield frame
         except EngineError as error:
             yield event(RequestError(503, str(error), code="engine_down").body())

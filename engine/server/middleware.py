@@ -98,22 +98,26 @@ class KnownHost:
         self.app, self.names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._is_known(scope, receive):
+            return await self.app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
+        message = f"host={Headers(scope=scope).get('host')!r}: this server is not asked for by that name"
+        await RequestError(400, message, code="unknown_host").response()(scope, receive, send)
+
+    async def _is_known(self, scope: Scope, receive: Receive) -> bool:
+        """Whether TrustedHostMiddleware would pass the request on to an app."""
         is_known = False
 
-        async def accept(*_: object) -> None:
+        async def app(*_: object) -> None:
             nonlocal is_known
             is_known = True
 
         async def discard(_: Message) -> None:
             """Drop Starlette's own refusal, which is plain text."""
 
-        await TrustedHostMiddleware(accept, self.names, www_redirect=False)(scope, receive, discard)
-        if is_known:
-            return await self.app(scope, receive, send)
-        if scope["type"] == "websocket":
-            return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
-        message = f"host={Headers(scope=scope).get('host')!r}: this server is not asked for by that name"
-        await RequestError(400, message, code="unknown_host").response()(scope, receive, send)
+        await TrustedHostMiddleware(app, self.names, www_redirect=False)(scope, receive, discard)
+        return is_known
 
 
 class Head:
@@ -130,7 +134,7 @@ class Head:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         has_ended = False  # whether the end of the answer to HEAD was sent
 
-        async def send_with_head_allowed(message: Message) -> None:
+        async def send_changed(message: Message) -> None:
             nonlocal has_ended
             if is_head and message["type"] == "http.response.body":
                 if has_ended:
@@ -145,7 +149,7 @@ class Head:
 
         if is_head:
             scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, send_with_head_allowed)
+        await self.app(scope, receive, send_changed)
 
 
 class ApiKey:
@@ -208,6 +212,8 @@ class BodyLimit:
         self._large_body_lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
         num_bytes = 0
 
         async def receive_limited() -> Message:
@@ -222,4 +228,4 @@ class BodyLimit:
                     await yield_to_others()
             return message
 
-        await self.app(scope, receive_limited if scope["type"] == "http" else receive, send)
+        await self.app(scope, receive_limited, send)

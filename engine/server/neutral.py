@@ -26,6 +26,6 @@ def neutral(*values: Any, otherwise: str) -> Any:
             raise PydanticCustomError("not_supported", message)
 
     return GetPydanticSchema(
-        lambda _source, _handler: core_schema.with_info_plain_validator_function(check),
-        lambda _schema, _handler: {"enum": accepted},
+        get_pydantic_core_schema=lambda *_: core_schema.with_info_plain_validator_function(check),
+        get_pydantic_json_schema=lambda *_: {"enum": accepted},
     )

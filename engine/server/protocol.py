@@ -1,10 +1,11 @@
-"""The fields of OpenAI's completions API, and how they become parameters of the engine. Part 4.
+"""OpenAI's completions API: its fields, the parameters they become, and the JSON of outputs. Part 4.
 
 Promises that an accepted value has its effect, or asks for nothing; only `user` is for the client's own
 records. A field that is unknown, or that the engine does not support, is refused by name.
 Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
@@ -120,16 +121,17 @@ class SamplingFields(Fields):
         return "max_tokens", self.max_tokens
 
     def _sent_params(self) -> dict[str, Any]:
-        """The arguments of SamplingParams. Parameters that were not given are left out, or None if that is
-        their default.
+        """The arguments of SamplingParams. One that the body does not give is left out, or is None.
 
         Raises ParameterError or RequestError if `logit_bias` or the description of the output is wrong.
         """
         params: dict[str, Any] = {}
-        for name in SamplingParams.__dataclass_fields__:
-            if name in SamplingFields.model_fields and getattr(self, name) is not None:
-                params[name] = getattr(self, name)
-        # Two parameters have another type than the field of the same name.
+        for param in dataclasses.fields(SamplingParams):
+            if param.name in SamplingFields.model_fields:
+                value = getattr(self, param.name)
+                if value is not None:
+                    params[param.name] = value
+        # These two parameters have other types than the fields of the same names.
         params["logit_bias"] = self._bias()
         params["structured_outputs"] = structure_of(self.response_format, self.structured_outputs)
         return params
@@ -210,7 +212,7 @@ class Completions(Generic[Body]):
     id_prefix = "cmpl"  # of an answer's `id`
     object = "text_completion"  # the field `object` of a whole answer
     chunk_object = "text_completion"  # the field `object` of a stream's chunks
-    prompt_ids_in_choice = True  # vLLM's chats have `prompt_token_ids` beside their choices
+    prompt_ids_in_choice = True  # whether `prompt_token_ids` stand in a choice; in a chat, beside the choices
 
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
@@ -283,9 +285,10 @@ class Completions(Generic[Body]):
     def more_of_choice(
         self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
     ) -> dict:
-        """vLLM's fields of a choice: `stop_reason`, and if the body asks for token ids, `token_ids` (those
-        beyond `previous`) and, if nothing of the choice was sent before, `prompt_token_ids`. The arguments
-        are those of `choice`.
+        """vLLM's fields of a choice. The arguments are those of `choice`.
+
+        If the body asks for token ids, the fields are more than `stop_reason`: the `token_ids` beyond
+        `previous`, and, if nothing was sent before, the `prompt_token_ids` (`prompt_ids_in_choice`).
         """
         fields: dict[str, Any] = {"stop_reason": sample.stop_reason}
         if body.return_token_ids:

@@ -26,7 +26,7 @@ class ThinkParser:
         self._held_back = ""  # text that may be the beginning of a mark
 
     def feed(self, text: str) -> list[Piece]:
-        """As in Parser."""
+        """Read the next part of the answer, and return the pieces that are certain now."""
         text = self._held_back + text
         self._held_back = ""
         if self.state == "before":
@@ -54,20 +54,20 @@ class ThinkParser:
         return _reasoning(text[:num_certain])
 
     def end(self) -> list[Piece]:
-        """As in Parser."""
+        """Return the pieces of the text that was held back, because the answer has ended."""
         if self.state == "thinking":
             return _reasoning(self._held_back)
         return [*self.inner.feed(self._held_back), *self.inner.end()]
 
 
-def _reasoning(text: str) -> list[Piece]:
-    """The thoughts `text` as a piece; [] for an empty text."""
-    return [Piece("reasoning", text)] if text else []
-
-
 def ends_in_thoughts(prompt: str) -> bool:
     """Whether a prompt has a <think> with no </think> behind it."""
     return prompt.rfind(START) > prompt.rfind(END)
+
+
+def _reasoning(text: str) -> list[Piece]:
+    """The thoughts `text` as a piece; [] for an empty text."""
+    return [Piece("reasoning", text)] if text else []
 
 
 REASONING_PARSERS = {"qwen3": ThinkParser}

@@ -7,7 +7,7 @@ Knows no HTTP. Shapes: https://platform.openai.com/docs/api-reference/responses-
 import uuid
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from engine.decoding.outputs import CompletionOutput
 from engine.server.answer_pieces import Piece
@@ -32,7 +32,7 @@ class Item:
 
     type: str  # a key of TEXT_NAMES
     name: str = ""  # of the function, if the item is a call
-    text: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # in pieces; of a call, its arguments
 
     def __post_init__(self) -> None:
         self.id = f"{ID_PREFIXES[self.type]}_{uuid.uuid4().hex}"
@@ -50,38 +50,35 @@ class Item:
         deltas.
         """
         item: dict[str, Any] = {"id": self.id, "type": self.type, "status": status}
-        parts = [] if status == "in_progress" else [self.part()]
+        is_in_progress = status == "in_progress"
+        if self.type == "function_call":
+            arguments = "" if is_in_progress else "".join(self.text)
+            return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
+        parts = [] if is_in_progress else [self.part()]
         if self.type == "message":
             return item | {"role": "assistant", "content": parts}
-        if self.type == "reasoning":
-            return item | {"summary": [], "content": parts}
-        arguments = "" if status == "in_progress" else "".join(self.text)
-        return item | {"call_id": self.call_id, "name": self.name, "arguments": arguments}
-
-
-class MakeReader(Protocol):
-    """Makes a reader of an answer. With `finds_calls` False, it takes calls for content."""
-
-    def __call__(self, *, finds_calls: bool) -> AnswerReader: ...
+        return item | {"summary": [], "content": parts}
 
 
 class ResponseItems:
     """The items of one answer: an AnswerItems (chat_tools.py)."""
 
-    def __init__(self, make_reader: MakeReader, tokenizer: Tokenizer) -> None:
-        """`make_reader` makes a reader of the answer."""
-        self.make_reader, self.tokenizer = make_reader, tokenizer
-        self.reader: AnswerReader | None = None  # None until the answer is read
-        self.items: list[Item] = []
+    def __init__(self, reader: AnswerReader, content_reader: AnswerReader, tokenizer: Tokenizer) -> None:
+        """`reader` reads the answer. `content_reader` takes calls for content: it reads a whole answer again,
+        if `reader` has found a broken call.
+        """
+        self.reader, self.content_reader, self.tokenizer = reader, content_reader, tokenizer
+        self.items: list[Item] = []  # empty until text is read; a finished answer has at least one
 
     def opening(self) -> list[dict[str, Any]]:
-        """As in AnswerItems: none, because the first piece decides of which type the first item is."""
+        """No events: the type of the first item is known when its first piece is read."""
         return []
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
-        """As in AnswerItems."""
-        if self.reader is None:
-            self.reader = self.make_reader(finds_calls=True)
+        """OpenAI's events for what `sample` has beyond `previous`, and for the end if it has finished.
+
+        `previous` is the same sample as it was last sent to the client; None if nothing was sent.
+        """
         events = []
         for piece in self.reader.shown_pieces(sample, previous):
             events += self._take(piece)
@@ -92,21 +89,19 @@ class ResponseItems:
         return events
 
     def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
-        """As in AnswerItems."""
-        if self.reader is None:
-            self.events(sample, None)
-            if self.reader is not None and self.reader.has_broken_call:  # then all text is content
+        """The items of a finished answer. In a stream, call it after the `events` of the same sample."""
+        if not self.items:  # the answer is not streamed
+            self.events(sample, previous=None)
+            if self.reader.has_broken_call:  # a client could not read the call, so all text is content
                 self.items = []
-                self.reader = self.make_reader(finds_calls=False)
-                self.events(sample, None)
-        output = []
-        for item in self.items:
-            is_last = item is self.items[-1]
-            output.append(item.json(_status(sample) if is_last else "completed"))
+                self.reader = self.content_reader
+                self.events(sample, previous=None)
+        output = [item.json("completed") for item in self.items[:-1]]
+        output.append(self.items[-1].json(_status(sample)))
         return output
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """As in AnswerItems: the number of tokens up to the one that completes the mark </think>, or of all
+        """How many tokens are thoughts: those up to the one that completes the mark </think>, or all
         tokens if the mark is missing.
         """
         if not any(item.type == "reasoning" for item in self.items):
@@ -132,16 +127,16 @@ class ResponseItems:
         if not self.items or self.items[-1].type != item_type:
             events += [*self._end("completed"), *self._begin(Item(item_type))]
         self.items[-1].text.append(piece.text)
-        delta = self._event(TEXT_NAMES[item_type], "delta") | {"delta": piece.text}
+        delta = self._event(f"{TEXT_NAMES[item_type]}.delta") | {"delta": piece.text}
         if item_type == "message":
             delta["logprobs"] = []
         events.append(delta)
         return events
 
-    def _event(self, subject: str, verb: str) -> dict[str, Any]:
-        """An event of the last item, such as ("output_text", "delta"), without the fields of its own."""
+    def _event(self, name: str) -> dict[str, Any]:
+        """An event of type "response.`name`" about the last item. The caller adds the fields of this type."""
         item = self.items[-1]
-        event: dict[str, Any] = {"type": f"response.{subject}.{verb}", "item_id": item.id}
+        event: dict[str, Any] = {"type": f"response.{name}", "item_id": item.id}
         event["output_index"] = len(self.items) - 1
         if item.type != "function_call":  # calls have no content parts
             event["content_index"] = 0
@@ -153,7 +148,7 @@ class ResponseItems:
         added = {"type": "response.output_item.added", "output_index": len(self.items) - 1}
         events = [added | {"item": item.json("in_progress")}]
         if item.type == "message":
-            events.append(self._event("content_part", "added") | {"part": item.part()})
+            events.append(self._event("content_part.added") | {"part": item.part()})
         return events
 
     def _end(self, status: str) -> list[dict[str, Any]]:
@@ -162,9 +157,9 @@ class ResponseItems:
             return []
         item = self.items[-1]
         text = "".join(item.text)
-        text_done = self._event(TEXT_NAMES[item.type], "done")
+        text_done = self._event(f"{TEXT_NAMES[item.type]}.done")
         if item.type == "message":
-            part_done = self._event("content_part", "done") | {"part": item.part()}
+            part_done = self._event("content_part.done") | {"part": item.part()}
             events = [text_done | {"text": text, "logprobs": []}, part_done]
         elif item.type == "reasoning":
             events = [text_done | {"text": text}]

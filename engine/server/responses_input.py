@@ -90,7 +90,6 @@ class ReasoningItem(Fields):
     status: Status | None = None
 
 
-Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
@@ -102,53 +101,38 @@ def _item_kind(value: Any) -> str | None:
     return item_type if item_type in ITEM_TYPES else None
 
 
-Items = Annotated[
-    list[
-        Annotated[
-            Annotated[InputMessage, Tag("message")]
-            | Annotated[FunctionCall, Tag("function_call")]
-            | Annotated[FunctionCallOutput, Tag("function_call_output")]
-            | Annotated[ReasoningItem, Tag("reasoning")],
-            Discriminator(
-                _item_kind, "not_supported", f"only items of type {', '.join(ITEM_TYPES)} are supported"
-            ),
-        ]
-    ],
-    Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),  # one more is for the instructions
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_item_kind, "not_supported", f"only items of type {', '.join(ITEM_TYPES)} are supported"),
 ]
+# At most one less than the messages of a chat: one more is for the instructions.
+Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
 
 
-def chat_messages(items: Sequence[Item]) -> list[Message]:
+def chat_messages(items: Sequence[InputItem]) -> list[Message]:
     """The items as messages of a chat. Thoughts, a message and calls that follow each other, in this order,
     become one message of the assistant, because they were one answer.
 
     Raises RequestError if more than MAX_CALLS calls follow each other.
     """
     messages: list[dict[str, Any]] = []
-
-    def answer_without(*fields: str) -> dict[str, Any]:
-        """The last message, if it is the assistant's and has none of `fields`; otherwise a new one, which is
-        added to `messages`.
-        """
-        last = messages[-1] if messages else {}
-        if last.get("role") != "assistant" or any(field in last for field in fields):
-            messages.append({"role": "assistant"})
-        return messages[-1]
-
     for item in items:
         match item:
             case InputMessage(role="assistant"):
-                answer = answer_without("content", "tool_calls")
+                answer = _answer(messages, without=("content", "tool_calls"))
                 answer["content"] = joined_text(item.content)
             case InputMessage():
                 messages.append({"role": item.role, "content": joined_text(item.content)})
             case ReasoningItem():
                 thoughts = "".join(part.text for part in item.content or ())
                 if thoughts:
-                    answer = answer_without("reasoning", "content", "tool_calls")
+                    answer = _answer(messages, without=("reasoning", "content", "tool_calls"))
                     answer["reasoning"] = thoughts
             case FunctionCall():
-                answer = answer_without()  # any field may stand before a call
+                answer = _answer(messages, without=())  # any field may stand before a call
                 calls = answer.setdefault("tool_calls", [])
                 if len(calls) == MAX_CALLS:
                     message = f"input: at most {MAX_CALLS} calls that follow each other are accepted"
@@ -159,3 +143,15 @@ def chat_messages(items: Sequence[Item]) -> list[Message]:
                 content = joined_text(item.output)
                 messages.append({"role": "tool", "content": content, "tool_call_id": item.call_id})
     return [Message(**message) for message in messages]
+
+
+def _answer(messages: list[dict[str, Any]], without: Sequence[str]) -> dict[str, Any]:
+    """The last message, if it is the assistant's and has none of the fields `without`; otherwise a new one of
+    the assistant, which is added to `messages`.
+    """
+    if messages:
+        last = messages[-1]
+        if last["role"] == "assistant" and not any(field in last for field in without):
+            return last
+    messages.append({"role": "assistant"})
+    return messages[-1]

@@ -24,13 +24,21 @@ class MessageOutput:
         self.id = f"msg_{uuid.uuid4().hex}"
 
     def opening(self) -> list[dict[str, Any]]:
-        """As in AnswerItems."""
-        added = {"type": "response.output_item.added", "output_index": 0}
-        part_added = self._part_event("content_part.added")
-        return [added | {"item": self._message("in_progress", [])}, part_added | {"part": _part("", [])}]
+        """The events that a stream sends before the first token: the message and its part, still empty."""
+        return [
+            {
+                "type": "response.output_item.added",
+                "output_index": 0,
+                "item": self._message("in_progress", content=[]),
+            },
+            self._part_event("content_part.added") | {"part": _part("", logprobs=[])},
+        ]
 
     def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
-        """As in AnswerItems."""
+        """OpenAI's events for what `sample` has beyond `previous`, and for the end if it has finished.
+
+        `previous` is the same sample as it was last sent to the client; None if nothing was sent.
+        """
         num_sent = len(previous.text) if previous else 0  # characters
         new_text = sample.text[num_sent:]
         new_logprobs = self._logprobs(sample, previous)
@@ -49,24 +57,30 @@ class MessageOutput:
         return events
 
     def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
-        """As in AnswerItems."""
+        """The items of a finished answer: the message."""
         status = "completed" if sample.finish_reason == "stop" else "incomplete"
         part = _part(sample.text, self._logprobs(sample, previous=None))
-        return [self._message(status, [part])]
+        return [self._message(status, content=[part])]
 
     def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
-        """As in AnswerItems: a message has no thoughts."""
+        """0: a message has no thoughts."""
         return 0
 
     def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         """The item: the message with these content parts."""
-        item = {"id": self.id, "type": "message", "role": "assistant"}
-        return item | {"status": status, "content": content}
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
 
     def _part_event(self, name: str) -> dict[str, Any]:
-        """An event about the message's one part. `name` is its type without "response."."""
-        place = {"item_id": self.id, "output_index": 0, "content_index": 0}
-        return {"type": f"response.{name}"} | place
+        """An event of type "response.`name`" about the message's one part. The caller adds the fields of this
+        type.
+        """
+        return {"type": f"response.{name}", "item_id": self.id, "output_index": 0, "content_index": 0}
 
     def _logprobs(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict]:
         """A `token_json` for each token of `sample` beyond `previous`; [] if they were not asked for."""

@@ -25,6 +25,7 @@ from engine.server.chat_tools import (
     NamedFunction,
     NamedTool,
     Tool,
+    ToolChoice,
     ToolName,
 )
 from engine.server.errors import RequestError
@@ -197,6 +198,25 @@ class ResponsesRequest(Fields):
         if self.top_logprobs and not self.include:
             message = f'top_logprobs needs include=["{LOGPROBS}"]'
             raise RequestError(400, message, param="top_logprobs")
+        text_format = self.text.format if self.text else None
+        return ChatRequest(
+            model=model,
+            messages=self._chat_messages(),
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=bool(self.include),
+            top_logprobs=self.top_logprobs if self.include else None,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
+            tool_choice=self._chat_tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=text_format.response_format() if text_format else None,
+            **{name: getattr(self, name) for name in SAME_FIELDS},
+        )
+
+    def _chat_messages(self) -> list[Message]:
+        """`instructions` and `input` as messages of a chat. Raises RequestError if there is no message, or if
+        there are too many calls.
+        """
         messages: list[Message] = []
         if self.instructions is not None:
             messages.append(Message(role="system", content=self.instructions))
@@ -206,25 +226,13 @@ class ResponsesRequest(Fields):
             messages += chat_messages(self.input)
         if not messages:
             raise RequestError(400, "input has no message", param="input")
-        tool_choice: Any = self.tool_choice
-        if isinstance(tool_choice, NamedResponseTool):
-            tool_choice = NamedTool(type="function", function=NamedFunction(name=tool_choice.name))
-        response_format = None
-        if self.text and self.text.format:
-            response_format = self.text.format.response_format()
-        return ChatRequest(
-            model=model,
-            messages=messages,
-            max_completion_tokens=self.max_output_tokens,
-            logprobs=bool(self.include),
-            top_logprobs=self.top_logprobs if self.include else None,
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
-            tool_choice=tool_choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            response_format=response_format,
-            **{name: getattr(self, name) for name in SAME_FIELDS},
-        )
+        return messages
+
+    def _chat_tool_choice(self) -> ToolChoice | None:
+        """`tool_choice` as it stands in a chat."""
+        if isinstance(self.tool_choice, NamedResponseTool):
+            return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+        return self.tool_choice
 
 
 def with_responses_names(error: RequestError) -> RequestError:

@@ -53,20 +53,21 @@ def responses_route(
             model = backend.models()[0] if body.model is None else body.model
             refuse_unknown_model(model, backend)
             response_id = f"resp_{uuid.uuid4().hex}"
-            async with AsyncExitStack() as admitted:
-                with _names_of_this_api():
-                    chat = body.chat(api.name_of_alias.get(model, model))
-                    params, options = api.params(chat), api.options(chat)
-                    ids = await read_prompt(chat, tokenizer, config, template, api.extension)
-                    items = _items(chat, ids, api)
-                    try:
-                        stream = await backend.generate(ids, params, response_id, **options)
-                    except ParameterError as error:
-                        raise with_sent_name(error, chat) from None
-                admitted.push_async_callback(stream.aclose)
+            with _names_of_this_api():
+                chat = body.chat(api.name_of_alias.get(model, model))
+                params, options = api.params(chat), api.options(chat)
+                prompt_ids = await read_prompt(chat, tokenizer, config, template, api.extension)
+                items = _items(chat, prompt_ids, api)
+                try:
+                    stream = await backend.generate(prompt_ids, params, response_id, **options)
+                except ParameterError as error:
+                    raise with_sent_name(error, chat) from None
+
+            async with AsyncExitStack() as on_end:  # a streamed answer takes it over
+                on_end.push_async_callback(stream.aclose)
                 answer = _Answer(response_id, _settings(body, chat, params), chat, api, items)
                 if body.stream:
-                    return sse.EventStream(_events(answer, stream), admitted.pop_all())
+                    return sse.EventStream(_events(answer, stream), on_end.pop_all())
                 with _names_of_this_api():
                     (output,) = await last_outputs(request, [stream], chat)
                 return JSONResponse(answer.finished(output))

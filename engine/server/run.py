@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,6 +30,8 @@ MAX_BACKLOG = 64  # connections that the system has accepted and asyncio has not
 BACKLOGS_ACCEPTED = 3  # full backlogs that asyncio may accept before a connection above the limit is closed
 OTHER_FILES = 64  # files that this process may open beside its connections
 WINDOWS_FILES = 512  # files that `select` accepts on Windows, which states no limit for a process
+# Errors for an address that this machine does not have, such as an IPv6 address without IPv6.
+NO_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def max_open_files() -> int:
@@ -53,45 +56,43 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, max_open_files() - BACKLOGS_ACCEPTED * backlog() - OTHER_FILES))
 
 
-def _keep_record(record: logging.LogRecord) -> bool:
-    """A filter of log records: False for the traceback of a request that the shutdown has cancelled."""
-    if not record.exc_info:
-        return True
-    _, error, _ = record.exc_info
-    return not isinstance(error, asyncio.CancelledError)
-
-
 def listen(host: str, port: int) -> list[socket.socket]:
     """Listening sockets for `serve`: one for each address of `host`, all with the same port.
 
     Port 0 selects a free port. The sockets listen at once: clients can connect and then wait until a server
-    accepts them, and no other process can take the port. Raises OSError if the port is in use, or if no
-    address of `host` belongs to this machine.
+    accepts them, and no other process can take the port. Raises OSError if the system refuses the port (it is
+    in use, for example), or if no address of `host` belongs to this machine.
     """
-    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     no_address = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
-    with ExitStack() as opened:
-        for family, _, _, _, address in dict.fromkeys(addresses):  # each address once
-            name, _, *scope = address  # IPv4: (name, port); IPv6: (name, port, flow, scope)
+    with ExitStack() as opened:  # closes the sockets if one of them cannot be opened
+        for family, _, _, _, address in dict.fromkeys(infos):  # each address once
             if sockets:  # a port that was selected for the first address is the port of all
                 port = sockets[0].getsockname()[1]
             try:
-                listener = socket.create_server((name, port, *scope), family=family, backlog=backlog())
+                listener = _listener(family, address, port)
             except OSError as error:
-                # Skip an address that this machine does not have, such as an IPv6 address without IPv6.
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                if error.errno not in NO_ADDRESS_ERRORS:
                     raise
                 no_address = error
             else:
-                # asyncio sets TCP_NODELAY only for sockets that asyncio itself has opened. Without the
-                # option, the second write of an answer waits 40 ms for the client to acknowledge the first.
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sockets.append(opened.enter_context(listener))
         if not sockets:
             raise no_address
-        opened.pop_all()
+        opened.pop_all()  # keeps the sockets open
     return sockets
+
+
+def _listener(family: int, address: tuple[Any, ...], port: int) -> socket.socket:
+    """A listening socket. `address` is one of getaddrinfo's; `port` replaces the port in it."""
+    host = address[0]
+    ipv6_fields = address[2:]  # (flow, scope); () for IPv4
+    listener = socket.create_server((host, port, *ipv6_fields), family=family, backlog=backlog())
+    # asyncio sets TCP_NODELAY only for sockets that asyncio itself has opened. Without the option, the second
+    # write of an answer waits 40 ms for the client to acknowledge the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 class Server(uvicorn.Server):
@@ -119,7 +120,7 @@ class Server(uvicorn.Server):
 
 
 def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
-    """uvicorn's configuration for `app`. Port 0 selects a free port."""
+    """uvicorn's configuration for `app`. Port 0 selects a free port. Adds a filter to uvicorn's log."""
     logging.getLogger("uvicorn.error").addFilter(_keep_record)
     limit = max_connections()
 
@@ -136,6 +137,14 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
         backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
+
+
+def _keep_record(record: logging.LogRecord) -> bool:
+    """A filter of log records: False for the traceback of a request that the shutdown has cancelled."""
+    if not record.exc_info:
+        return True
+    _, error, _ = record.exc_info
+    return not isinstance(error, asyncio.CancelledError)
 
 
 def serve(

@@ -1,8 +1,9 @@
 """Completions with log probabilities, and with the prompt's echo. Part 10.
 
 Promises OpenAI's shape: four lists of one length, with one entry for each token, whether the answer is whole
-or streamed. In a stream, a token is sent once the text sent so far contains the token's first character. So
-log probabilities never reveal text that is held back. `token_json` is for the chat API (Part 14).
+or streamed. In a stream, a token is sent once the text sent so far contains the token's first character. Of
+text that is held back, log probabilities then show at most the rest of that token. `token_json` is for the
+chat API (Part 14).
 """
 
 from bisect import bisect_left
@@ -21,7 +22,11 @@ MIN_LOGPROB = -9999.0  # in place of -inf, which JSON cannot express; vLLM uses 
 
 
 class ScoredCompletions(Completions[CompletionRequest]):
-    """Completions with `logprobs`, `echo`, `max_tokens` 0 with `echo`, and vLLM's `prompt_logprobs`."""
+    """Completions with `logprobs`, `echo` and vLLM's `prompt_logprobs`.
+
+    With `echo`, `max_tokens` may be 0. The engine then computes one token, because every step gives a token,
+    and the methods leave it out of the answer.
+    """
 
     def __init__(self, tokenizer: Tokenizer, allow_priority: bool = False) -> None:
         super().__init__(allow_priority)
@@ -30,8 +35,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
     def params(self, body: CompletionRequest) -> SamplingParams:
         """The parameters for the engine. Raises ParameterError or RequestError for a value out of range.
 
-        `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 asks
-        the engine for one token, because every step gives a token; `choice` does not send that token.
+        `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 becomes
+        1.
         """
         check_num_logprobs("logprobs", body.logprobs)
         check_num_logprobs("prompt_logprobs", body.prompt_logprobs)
@@ -60,9 +65,9 @@ class ScoredCompletions(Completions[CompletionRequest]):
         """
         is_first = previous is None
         choice = super().choice(body, output, sample, previous)
-        if body.max_tokens == 0:  # do not send the token that the engine had to compute
+        if body.max_tokens == 0:
             choice["text"] = ""
-            if choice["finish_reason"] == "stop":
+            if choice["finish_reason"] == "stop":  # by the token that is left out
                 choice["finish_reason"] = "length"
         if body.echo and is_first:
             choice["text"] = self._prompt_text(body, output) + choice["text"]
@@ -82,7 +87,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> dict:
-        """As in Completions. With `max_tokens` 0, the token that is not sent is not shown here, either."""
+        """As in Completions, without the token that `max_tokens` 0 leaves out."""
         fields = super().more_of_choice(body, output, sample, previous)
         if body.max_tokens == 0:
             fields["stop_reason"] = None
@@ -91,7 +96,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         return fields
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
-        """As in Completions. With `max_tokens` 0, the token that is not sent is not counted."""
+        """As in Completions, without the token that `max_tokens` 0 leaves out."""
         usage = super().usage(body, outputs)
         if body.max_tokens == 0:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
@@ -251,17 +256,17 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
     """
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
     pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    first_word = 0  # the index of the first token that is not special
+    while first_word < len(token_ids) and token_ids[first_word] in tokenizer.special_ids:
+        first_word += 1
+
     offsets: list[int] = []
-    offset = 0  # of the next token's text
-    is_before_first_word = True
+    offset = 0  # of the next token's text; negative where a space is added before the first word
     for i, token_id in enumerate(token_ids):
-        is_special = token_id in tokenizer.special_ids
-        if is_before_first_word and not is_special:
-            is_before_first_word = False
-            if offset == 0:  # negative if the tokenizer has added a space before the first word
-                offset = _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
+        if i == first_word and offset == 0:
+            offset = _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
         offsets.append(min(max(offset, 0), len(text)))
-        is_added = is_special and not text.startswith(pieces[i], offset)
+        is_added = token_id in tokenizer.special_ids and not text.startswith(pieces[i], offset)
         if not is_added:
             offset += len(pieces[i])
     return offsets

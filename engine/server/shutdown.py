@@ -26,7 +26,9 @@ class DrainingServer(Server):
     """Part 4's server, which on shutdown first waits for the admitted requests while it still listens."""
 
     def __init__(self, config: uvicorn.Config, admission: Admission, shutdown_timeout: float) -> None:
-        """`shutdown_timeout`: how many seconds the answers under way have to finish."""
+        """`shutdown_timeout`: how many seconds the answers under way have to finish. uvicorn's own wait after
+        that, `config.timeout_graceful_shutdown`, becomes LAST_EVENT_SECONDS.
+        """
         super().__init__(config)
         config.timeout_graceful_shutdown = LAST_EVENT_SECONDS
         self.admission, self.shutdown_timeout = admission, shutdown_timeout
@@ -44,8 +46,9 @@ class DrainingServer(Server):
         logger.info(message, self.shutdown_timeout)
         # 1. Refuse new requests, and wait for admitted ones. A second Ctrl-C (`force_exit`) ends the wait.
         self.admission.begin_shutdown(self.shutdown_timeout)
-        deadline = asyncio.get_running_loop().time() + self.shutdown_timeout
-        while not (self.admission.idle or self.force_exit or asyncio.get_running_loop().time() >= deadline):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.shutdown_timeout
+        while not self.admission.idle and not self.force_exit and loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         # 2. End the requests that are left. Then close the connections, and stop the engine.
         self.admission.end_all()

@@ -126,7 +126,8 @@ def with_sent_name(error: Exception, body: "SamplingFields") -> Exception:
     is_about_structure = isinstance(error, ParameterError) and error.field == ENGINE_FIELD
     if not is_about_structure or body.structured_outputs is not None:
         return error
-    name = "tools" if body.response_format is None else "response_format"
+    asks_for_format = body.response_format is not None and body.response_format.type != "text"
+    name = "response_format" if asks_for_format else "tools"
     return ParameterError(name, _with_name(name, str(error)))
 
 

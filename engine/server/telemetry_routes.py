@@ -75,21 +75,20 @@ class SharedAnswer:
     def __init__(self, make: Callable[[], bytes]) -> None:
         """`make` makes an answer's content; it may take long."""
         self._make = make
-        self._latest: asyncio.Task[bytes] | None = None  # the call that began last; it may be over
-        self._next: asyncio.Task[bytes] | None = None  # the call that will begin when `_latest` is over
+        self._lock = asyncio.Lock()  # held during a call of `make`
+        self._next: asyncio.Task[bytes] | None = None  # the call that has not begun yet, if there is one
 
     async def answer(self) -> bytes:
         """The result of a call of `make` that began after this method was called, or the error it raised."""
         if self._next is None:
-            self._next = asyncio.create_task(self._call(self._latest))
+            self._next = asyncio.create_task(self._call())
         return await asyncio.shield(self._next)  # a client that leaves does not cancel the others' call
 
-    async def _call(self, previous: asyncio.Task[bytes] | None) -> bytes:
-        """Call `make` when the call `previous` is over."""
-        if previous is not None and not previous.done():
-            await asyncio.wait([previous])
-        self._latest, self._next = self._next, None  # `_next` is this call, which begins now
-        return await asyncio.to_thread(self._make)
+    async def _call(self) -> bytes:
+        """Call `make` when the call before is over."""
+        async with self._lock:
+            self._next = None  # this call begins now: later requests share the one after it
+            return await asyncio.to_thread(self._make)
 
 
 def page(file: Path) -> Callable[[], Awaitable[Response]]:

@@ -7,8 +7,8 @@ Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
@@ -78,15 +78,16 @@ def tokenization_routes(
     def extend(app: FastAPI, backend: Backend) -> None:
         lock = asyncio.Lock()  # held while one request's text or tokens are converted
 
-        async def in_turn(request: Request, answer: Callable[[], JSONResponse]) -> JSONResponse:
-            """What `answer` returns or raises, in a thread, when all earlier requests have theirs. Raises
-            RequestError 499 if the client has left by then.
+        @asynccontextmanager
+        async def turn(request: Request) -> AsyncIterator[None]:
+            """The turn of `request`: begins when all earlier requests have had theirs. Raises RequestError
+            503 if the engine has ended, and 499 if the client has left before its turn.
             """
             refuse_if_down(backend)
             async with lock:
                 if await request.is_disconnected():
                     raise RequestError(499, "the client closed the connection")
-                return await asyncio.to_thread(answer)
+                yield
 
         @app.post(
             "/tokenize",
@@ -97,9 +98,8 @@ def tokenization_routes(
         async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             if body.model is not None:
                 refuse_unknown_model(body.model, backend)
-            return await in_turn(
-                request, partial(tokenized, body, tokenizer, config, template, chat_extension)
-            )
+            async with turn(request):
+                return await asyncio.to_thread(tokenized, body, tokenizer, config, template, chat_extension)
 
         @app.post(
             "/detokenize",
@@ -110,7 +110,8 @@ def tokenization_routes(
         async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             if body.model is not None:
                 refuse_unknown_model(body.model, backend)
-            return await in_turn(request, partial(detokenized, body, tokenizer))
+            async with turn(request):
+                return await asyncio.to_thread(detokenized, body, tokenizer)
 
     return extend
 
@@ -141,7 +142,7 @@ def token_ids(
     body: TokenizeRequest,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
-    chat_extension: ChatExtension | None = None,
+    chat_extension: ChatExtension | None,
 ) -> list[int]:
     """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
     for a text that is not valid Unicode, for a conversation without a template or one that the template

@@ -7,7 +7,7 @@ Parts 1 to 20 imports an extension's.
 from engine.core.engine_thread import EngineThread
 from engine.decoding.structured import StructuredOutputsParams
 from engine.server.reasoning import REASONING_PARSERS
-from engine.server.tool_parsers import TOOL_PARSERS
+from engine.server.tool_parsers import CALL_FORMATS
 from engine.server.tools import ChatTools
 from engine.structured.capability import StructuredOutput
 
@@ -18,12 +18,12 @@ def check_flags(
     """Raise ValueError for the name of a parser that does not exist, and for `enable_auto_tool_choice`
     without a `tool_call_parser`.
     """
-    for name, value, parsers in (
-        ("tool_call_parser", tool_call_parser, TOOL_PARSERS),
-        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
-    ):
-        if value is not None and value not in parsers:
-            raise ValueError(f"{name}={value!r}: accepted are {', '.join(parsers)}")
+    if tool_call_parser is not None and tool_call_parser not in CALL_FORMATS:
+        raise ValueError(f"tool_call_parser={tool_call_parser!r}: accepted are {', '.join(CALL_FORMATS)}")
+    if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
+        raise ValueError(
+            f"reasoning_parser={reasoning_parser!r}: accepted are {', '.join(REASONING_PARSERS)}"
+        )
     if enable_auto_tool_choice and tool_call_parser is None:
         raise ValueError("enable_auto_tool_choice=True needs tool_call_parser; it is None")
 
@@ -52,5 +52,9 @@ def chat_extension(
             await thread.preparing.call(work)
 
     return ChatTools(
-        engine.tokenizer, compile_structure, tool_call_parser, enable_auto_tool_choice, reasoning_parser
+        engine.tokenizer,
+        compile_structure,
+        tool_call_parser=tool_call_parser,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        reasoning_parser=reasoning_parser,
     )

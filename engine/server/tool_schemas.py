@@ -47,6 +47,6 @@ def _moved(schema: dict[str, Any], place: str) -> Any:
             return part | {"$ref": f"{place}{reference[1:]}"}
         return part
 
-    # A schema with a name of its own would take references for those within itself.
+    # With an `$id`, references below it would be read within this schema, not in the larger one.
     without_ids = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
     return map_schemas(without_ids, move)

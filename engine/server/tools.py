@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from engine.decoding.chat_template import ChatTemplate
@@ -24,7 +23,7 @@ from engine.server.errors import RequestError
 from engine.server.limits import MAX_CALLS, MAX_JSON_DEPTH
 from engine.server.reasoning import REASONING_PARSERS, ends_in_thoughts
 from engine.server.response_items import ResponseItems
-from engine.server.tool_parsers import FORMATS, PLAIN_JSON, TOOL_PARSERS, ArgumentsParser, CallParser
+from engine.server.tool_parsers import CALL_FORMATS, PLAIN_JSON, ArgumentsParser, CallParser
 from engine.server.tool_schemas import schema_of_call, schema_of_calls
 from engine.text.tokenizer import Tokenizer
 
@@ -45,13 +44,13 @@ class ChatTools:
         reasoning_parser: str | None = None,
     ) -> None:
         """`compile_structure` raises ParameterError for a schema that cannot be obeyed, and NoRoomError if
-        too many schemas wait. The parsers are names of TOOL_PARSERS and REASONING_PARSERS; None means
+        too many schemas wait. The parsers are names of CALL_FORMATS and REASONING_PARSERS; None means
         that calls or thoughts are not looked for.
         """
         self.tokenizer, self.compile_structure = tokenizer, compile_structure
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.is_auto_enabled = enable_auto_tool_choice
-        call_format = PLAIN_JSON if tool_call_parser is None else FORMATS[tool_call_parser]
+        call_format = PLAIN_JSON if tool_call_parser is None else CALL_FORMATS[tool_call_parser]
         self.arguments_field = call_format.fields[0]  # as the model has learned to write it
 
     def params(self, body: ChatRequest, params: SamplingParams) -> SamplingParams:
@@ -160,7 +159,9 @@ class ChatTools:
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> dict[str, Any]:
-        """As in ChatExtension."""
+        """The message or delta of a choice, with calls and thoughts, and its finish_reason; {} if neither are
+        looked for. The arguments are those of `Chat.choice`.
+        """
         if not body.tools and self.reasoning_parser is None:
             return {}
         prompt_ids = output.prompt_token_ids
@@ -169,6 +170,7 @@ class ChatTools:
                 body.readers[sample.index] = self.reader(body, prompt_ids)
             reader = body.readers[sample.index]
             return {"delta": reader.delta(sample, previous), "finish_reason": reader.finish_reason(sample)}
+
         reader = self.reader(body, prompt_ids)
         fields = reader.message(sample, body.echoed())
         if reader.has_broken_call:  # a client could not read the call, so all text is content
@@ -178,13 +180,19 @@ class ChatTools:
         return {"message": message, "finish_reason": reader.finish_reason(sample)}
 
     def items(self, body: ChatRequest, prompt_token_ids: Sequence[int]) -> ResponseItems | None:
-        """As in ChatExtension."""
+        """As in ChatExtension: None if neither calls nor thoughts are looked for. Raises RequestError for
+        `logprobs`, and RequestError or ParameterError as `reader` does.
+        """
         if not body.tools and self.reasoning_parser is None:
             return None
         if body.logprobs:
             message = "logprobs has no use with tools or --reasoning-parser: items have no place for them"
             raise RequestError(400, message, param="logprobs")
-        return ResponseItems(partial(self.reader, body, prompt_token_ids), self.tokenizer)
+        return ResponseItems(
+            reader=self.reader(body, prompt_token_ids),
+            content_reader=self.reader(body, prompt_token_ids, finds_calls=False),
+            tokenizer=self.tokenizer,
+        )
 
     def reader(
         self, body: ChatRequest, prompt_token_ids: Sequence[int], finds_calls: bool = True
@@ -195,17 +203,9 @@ class ChatTools:
         Raises RequestError or ParameterError as `body.sampling_params` does.
         """
         choice = choice_of(body) if finds_calls else "none"
-        names = {tool.function.name for tool in body.tools or ()}
-        parser: Parser = PlainText()
-        if isinstance(choice, NamedTool):
-            parser = ArgumentsParser(choice.function.name)
-        elif choice == "required":
-            parser = CallParser(names, replace(PLAIN_JSON, fields=(self.arguments_field,)))
-        elif choice == "auto" and self.tool_call_parser is not None:
-            parser = TOOL_PARSERS[self.tool_call_parser](names)
-        requires_call = choice not in ("none", "auto")
-        is_structured = requires_call or body.sampling_params().structured_outputs is not None
-        if self.reasoning_parser is not None and not is_structured:  # structured output begins at once
+        parser = self._call_parser(choice, body.tools or [])
+        # Structured output begins at once, without thoughts.
+        if self.reasoning_parser is not None and not _is_structured(body):
             end_of_prompt = self.tokenizer.decode(list(prompt_token_ids[-NUM_LAST_TOKENS:]))
             parser = REASONING_PARSERS[self.reasoning_parser](parser, ends_in_thoughts(end_of_prompt))
         return AnswerReader(
@@ -215,6 +215,17 @@ class ChatTools:
             has_reasoning=self.reasoning_parser is not None,
             is_reasoning_shown=body.include_reasoning is not False,
         )
+
+    def _call_parser(self, choice: EffectiveChoice, tools: Sequence[Tool]) -> Parser:
+        """The parser that finds the calls of `tools` which `choice` allows."""
+        names = {tool.function.name for tool in tools}
+        if isinstance(choice, NamedTool):
+            return ArgumentsParser(choice.function.name)
+        if choice == "required":
+            return CallParser(names, replace(PLAIN_JSON, fields=(self.arguments_field,)))
+        if choice == "auto" and self.tool_call_parser is not None:
+            return CallParser(names, CALL_FORMATS[self.tool_call_parser])
+        return PlainText()
 
 
 def _call_constraint(schema: dict[str, Any]) -> StructuredOutputsParams:
@@ -231,6 +242,15 @@ def choice_of(body: ChatRequest) -> EffectiveChoice:
     if body.tool_choice is None or body.tool_choice == "auto":
         return "auto" if body.tools else "none"
     return body.tool_choice
+
+
+def _is_structured(body: ChatRequest) -> bool:
+    """Whether the output must fit something: a required call's schema, or what the body asks for.
+
+    Raises RequestError or ParameterError as `body.sampling_params` does.
+    """
+    requires_call = choice_of(body) not in ("none", "auto")
+    return requires_call or body.sampling_params().structured_outputs is not None
 
 
 def _choice_name(choice: EffectiveChoice) -> str:

@@ -45,8 +45,9 @@ def usage_cost(
 
 def _account(output: RequestOutput) -> Account | None:
     """The account of the output's request; None if the request was not metered."""
-    account = None if output.stats is None else output.stats.account
-    return account if isinstance(account, Account) else None
+    if output.stats is None or not isinstance(output.stats.account, Account):
+        return None
+    return output.stats.account
 
 
 def _dollars(amount: Fraction) -> float:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -15,14 +15,16 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         """As in ArgumentParser; `parse_args` calls this, too."""
         if args is None:
             args = sys.argv[1:]
-        return super().parse_known_args(list(self._with_known_flags(args)), namespace)
+        return super().parse_known_args([self._with_known_flag(arg) for arg in args], namespace)
 
-    def _with_known_flags(self, args: Sequence[str]) -> Iterator[str]:
-        """`args`, with each known flag spelled as it was added to the parser. Unknown flags and values do not
-        change.
+    def _with_known_flag(self, arg: str) -> str:
+        """`arg`, with its flag spelled as it was added to the parser. An unknown flag or a value is returned
+        unchanged.
         """
-        flags = {flag.replace("_", "-"): flag for flag in self._option_string_actions}
-        for arg in args:
-            flag, equals, value = arg.partition("=")
-            known_flag = flags.get(flag.replace("_", "-")) if flag.startswith("--") else None
-            yield arg if known_flag is None else known_flag + equals + value
+        if not arg.startswith("--"):
+            return arg
+        flag, equals, value = arg.partition("=")
+        for known_flag in self._option_string_actions:  # ArgumentParser's: a key for each spelling of a flag
+            if known_flag.replace("_", "-") == flag.replace("_", "-"):
+                return known_flag + equals + value
+        return arg

@@ -110,3 +110,9 @@ def test_of_two_fields_the_wrong_one_is_named():
     with pytest.raises(RequestError, match=r"^response_format has a lone surrogate") as caught:
         structure(response_format=wrong, structured_outputs={"regex": "a"})
     assert caught.value.param == "response_format", "the other field is right"
+
+
+def test_a_format_that_asks_for_text_is_not_blamed_for_what_a_call_must_fit():
+    refused = ParameterError("structured_outputs", "structured_outputs.json: no")
+    error = with_sent_name(refused, body(response_format={"type": "text"}))
+    assert (error.field, str(error)) == ("tools", "tools: no"), "text asks for nothing: the tools do"

@@ -8,7 +8,7 @@ import pytest
 from engine.server.answer_pieces import Parser, Piece
 from engine.server.json_scan import ObjectScan
 from engine.server.reasoning import ThinkParser
-from engine.server.tool_parsers import TOOL_PARSERS, ArgumentsParser
+from engine.server.tool_parsers import CALL_FORMATS, ArgumentsParser, CallParser
 
 NAMES = ("get_weather", "add")
 WEATHER = '{"city": "São \\"Paulo\\"", "days": [1, 2.5e3, {"a": null}]}'
@@ -89,44 +89,48 @@ IDS = [f"{name}: {case}" for name, cases in WHOLE.items() for case in cases]
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES, ids=IDS)
 def test_calls_are_found_and_the_rest_is_content(name, text, content, calls):
-    assert read(TOOL_PARSERS[name](NAMES), text)[:2] == (content, calls)
+    assert read(CallParser(NAMES, CALL_FORMATS[name]), text)[:2] == (content, calls)
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES, ids=IDS)
 def test_a_text_in_parts_is_the_text_wherever_it_is_cut(name, text, content, calls):
     for cut in range(len(text) + 1):
-        got = read(TOOL_PARSERS[name](NAMES), text[:cut], text[cut:])[:2]
+        got = read(CallParser(NAMES, CALL_FORMATS[name]), text[:cut], text[cut:])[:2]
         assert got == (content, calls), f"cut after {text[:cut]!r}"
-    assert read(TOOL_PARSERS[name](NAMES), *text)[:2] == (content, calls), "character by character"
+    assert read(CallParser(NAMES, CALL_FORMATS[name]), *text)[:2] == (content, calls), (
+        "character by character"
+    )
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES, ids=IDS)
 def test_arguments_come_as_they_are_written_and_behind_their_calls_name(name, text, content, calls):
-    _, _, pieces = read(TOOL_PARSERS[name](NAMES), *text)
+    _, _, pieces = read(CallParser(NAMES, CALL_FORMATS[name]), *text)
     kinds = [piece.kind for piece in pieces]
     assert kinds.count("arguments") > len(calls), "arguments come in pieces, not when a call is over"
     assert kinds.index("call") < kinds.index("arguments")
 
 
 @pytest.mark.parametrize("text", NO_CALLS.values(), ids=NO_CALLS)
-@pytest.mark.parametrize("name", TOOL_PARSERS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 def test_what_is_no_call_stays_content_and_nothing_is_lost(name, text):
     for cut in range(len(text) + 1):
-        got = read(TOOL_PARSERS[name](NAMES), text[:cut], text[cut:])[:2]
+        got = read(CallParser(NAMES, CALL_FORMATS[name]), text[:cut], text[cut:])[:2]
         assert got == (text, []), f"cut after {text[:cut]!r}"
 
 
 def test_a_call_that_breaks_off_in_its_arguments_says_so_and_keeps_the_rest():
     text = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
     for cut in range(len(text) + 1):
-        content, calls, pieces = read(TOOL_PARSERS["hermes"](NAMES), text[:cut], text[cut:])
+        content, calls, pieces = read(CallParser(NAMES, CALL_FORMATS["hermes"]), text[:cut], text[cut:])
         assert calls == [("add", '{"a": ')]
         assert content == "}}</tool_call>"
         assert "broken" in [piece.kind for piece in pieces]
 
 
 def test_a_call_that_is_cut_off_in_its_arguments_is_a_call():
-    content, calls, pieces = read(TOOL_PARSERS["json"](NAMES), '[{"name": "add", "arguments": {"a": "long')
+    content, calls, pieces = read(
+        CallParser(NAMES, CALL_FORMATS["json"]), '[{"name": "add", "arguments": {"a": "long'
+    )
     assert (content, calls) == ("", [("add", '{"a": "long')])
     assert "broken" not in [piece.kind for piece in pieces]
 
@@ -138,7 +142,7 @@ def test_a_named_tools_answer_is_its_arguments():
 def test_thoughts_come_before_calls():
     text = '<think>\nHm. <tool_call>?\n</think>\n\n<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for cut in range(len(text) + 1):
-        parser = ThinkParser(TOOL_PARSERS["hermes"](NAMES))
+        parser = ThinkParser(CallParser(NAMES, CALL_FORMATS["hermes"]))
         content, calls, pieces = read(parser, text[:cut], text[cut:])
         assert (content, calls) == ("", [("add", "{}")])
         thoughts = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
@@ -176,11 +180,11 @@ def test_an_object_is_done_where_json_says_so_and_broken_as_soon_as_it_can_be_no
     assert 500 < refused < 1500, "some are broken and some are not"
 
 
-@pytest.mark.parametrize("name", TOOL_PARSERS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 def test_a_wrong_last_bracket_of_a_call_is_content(name):
     field = "parameters" if name == "llama3_json" else "arguments"
     mark = "<tool_call>" if name == "hermes" else ""
-    parser = TOOL_PARSERS[name](NAMES)
+    parser = CallParser(NAMES, CALL_FORMATS[name])
     pieces = [*parser.feed(f'{mark}{{"name": "add", "{field}": {{}}] so'), *parser.end()]
     assert "broken" in [piece.kind for piece in pieces], "a list's bracket does not end an object"
     content = "".join(piece.text for piece in pieces if piece.kind == "content")
@@ -199,5 +203,5 @@ def test_a_wrong_last_bracket_of_a_call_is_content(name):
 )
 def test_fillers_behind_the_words_that_follow_a_call_are_content(text, content):
     for cut in range(len(text) + 1):
-        got = read(TOOL_PARSERS["json"](NAMES), text[:cut], text[cut:])
+        got = read(CallParser(NAMES, CALL_FORMATS["json"]), text[:cut], text[cut:])
         assert got[0] == content, f"cut after {text[:cut]!r}"
