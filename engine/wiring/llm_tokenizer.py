@@ -66,13 +66,13 @@ class ChatTokenizer:
         no conversation, if there is no template or if it refuses the conversation, and for ids as
         `chat_prompt` does; CheckpointError if the template cannot be read.
         """
-        (conversation,) = read_conversations([conversation])
+        messages = read_conversations([conversation])[0]  # a list of several conversations is refused
         template = chat_template_of(self.name, chat_template)
         try:
             if not tokenize:
-                return template.render(conversation, add_generation_prompt, continue_final_message, variables)
+                return template.render(messages, add_generation_prompt, continue_final_message, variables)
             _, ids = chat_prompt(
-                conversation,
+                messages,
                 template,
                 self.tokenizer,
                 self.config,
