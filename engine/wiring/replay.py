@@ -31,7 +31,7 @@ WATCHING_OPTIONS = {"record", "trace", "otlp_traces_endpoint"}
 
 
 def recording_header(args: EngineArgs) -> dict[str, Any]:
-    """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
+    """What a recording's first line says: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
     # Steps depend on none of these, and another machine need not have their paths.
