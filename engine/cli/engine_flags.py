@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import wraps
 from types import NoneType
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any
 
 import typer
 
 from engine.cli.neutral_flags import takes_neutral_flags
 from engine.cli.options import refusals, set_parameters, whole_number, with_dashes
-from engine.wiring.engine_args import EngineArgs, choices, union_members
+from engine.wiring.engine_args import EngineArgs, choices, takes_mapping, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL
 
@@ -110,7 +110,7 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
 
 
 def _flag_names(spec: Field, value_type: type) -> list[str]:
-    """The names of the field's flag. Empty: typer makes --flag, and for a bool --no-flag as well."""
+    """The names of the field's flag, or none to have typer make --flag, and for a bool --no-flag as well."""
     flag = "--" + with_dashes(spec.name)
     if spec.name in SHORT_NAMES:
         return [flag, SHORT_NAMES[spec.name]]
@@ -121,9 +121,11 @@ def _flag_names(spec: Field, value_type: type) -> list[str]:
 
 def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
     """The arguments of typer.Option for the field's flag: its help, and how its value is read."""
-    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
+    literals: list[str] = []
+    if value_type is str:  # the choices of a bool, True and False, are no texts
+        literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help_text, example = spec.metadata["help"], spec.metadata["example"]
-    if value_type is str and literals:
+    if literals:
         help_text = f"{'|'.join(literals)}: {help_text}"
     elif example:
         help_text += f" For example: {example}"
@@ -136,7 +138,7 @@ def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
     if value_type is int:
         settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
-    if value_type is str and completions:
+    if completions:
         settings["autocompletion"] = _completion(completions)
     return settings
 
@@ -160,14 +162,9 @@ def _value(spec: Field, flag_value: Any) -> Any:
     """The field's value from the flag's value. The flag of a field that is a mapping takes JSON. Raises
     ValueError if that flag's value is not JSON.
     """
-    if flag_value is None or not _is_mapping(spec.type):
+    if flag_value is None or not takes_mapping(spec.type):
         return flag_value
     try:
         return json.loads(flag_value)
     except json.JSONDecodeError as error:
         raise ValueError(f"--{with_dashes(spec.name)}: not JSON: {error}") from None
-
-
-def _is_mapping(declared: Any) -> bool:
-    """Whether the declared type is a Mapping, or a union with one."""
-    return any(get_origin(member) is Mapping for member in union_members(declared))

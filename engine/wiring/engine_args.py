@@ -319,3 +319,8 @@ def choices(kind: Any) -> tuple:
 def union_members(kind: Any) -> tuple:
     """The types of a union such as `int | None`. For a type that is no union, the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def takes_mapping(kind: Any) -> bool:
+    """Whether a field of this type accepts a mapping: its type is a Mapping, or a union with one."""
+    return any(get_origin(member) is Mapping for member in union_members(kind))
