@@ -188,7 +188,8 @@ def _is_running() -> bool:
     status = serve.status().applications.get(NAME)
     if status and status.status == "DEPLOY_FAILED":
         messages = [deployment.message for deployment in status.deployments.values()]
-        sys.exit(f"ruvon cluster: no replica starts: {(messages or [status.message])[0]}")
+        message = messages[0] if messages else status.message
+        sys.exit(f"ruvon cluster: no replica starts: {message}")
     return status is not None and status.status == "RUNNING"
 
 
