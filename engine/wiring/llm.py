@@ -123,16 +123,14 @@ class LLM:
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         conversations = read_conversations(messages)
-        given_params = self._params_of_each(sampling_params, len(conversations))
-        parsed, params_of_each = [], []
-        for conversation, params in zip(conversations, given_params, strict=True):
-            if continue_final_message:
-                params_of_each.append(params_for_rest(params, conversation[-1]["content"]))
-            else:
-                params_of_each.append(params)
-            parsed.append(
-                conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
-            )
+        params_of_each = self._params_of_each(sampling_params, len(conversations))
+        parsed = []
+        for conversation, params in zip(conversations, params_of_each, strict=True):
+            prompt = conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
+            parsed.append(prompt)
+        if continue_final_message:
+            for i, conversation in enumerate(conversations):
+                params_of_each[i] = params_for_rest(params_of_each[i], conversation[-1]["content"])
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, params_of_each, use_tqdm)
