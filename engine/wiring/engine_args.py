@@ -2,8 +2,8 @@
 
 The names are vLLM's. `LLM(...)` takes the options as keywords. The commands of `ruvon` take them as flags,
 which engine/cli/engine_flags.py makes from this class: a field added here becomes a flag with its help. This
-module checks only what can be checked without a model; engine/wiring/devices.py checks the rest. The
-module imports no torch, so that `--help` answers at once.
+module checks only what can be checked without a model; what builds the engine (compose.py) checks the rest.
+The module imports no torch, so that `--help` answers at once.
 """
 
 import argparse

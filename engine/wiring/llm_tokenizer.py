@@ -1,6 +1,6 @@
 """A tokenizer under Hugging Face's names: it can be called, and has the model's chat template. Part 20.
 
-Promises the ids and texts of the engine's own `Tokenizer` and `ChatTemplate`, which do not know each other.
+The ids and texts are those of the engine's own `Tokenizer` and `ChatTemplate`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
