@@ -38,12 +38,12 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
-            model = flag_values.pop(MODEL_ARGUMENT, None)
+            model_tag = flag_values.pop(MODEL_ARGUMENT, None)
             option_values = {}
             with refusals(command_name):
                 for spec in specs:
                     option_values[spec.name] = _value(spec, flag_values.pop(spec.name))
-                option_values["model"] = _model(option_values["model"], model)
+                option_values["model"] = _model(option_values["model"], model_tag)
                 args = EngineArgs(**option_values)
             command(args=args, **flag_values)
 
@@ -79,18 +79,22 @@ def _model_argument(is_last: bool) -> inspect.Parameter:
     )
 
 
-def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
+def _model(flag_value: str | None, model_tag: str | Sequence[str] | None) -> Any:
     """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
     ValueError for two different models, and for two arguments.
     """
-    models = [argument] if isinstance(argument, str) else list(argument or ())
-    if len(models) > 1:
-        raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
-    if not models:
+    arguments: list[str] = []
+    if isinstance(model_tag, str):
+        arguments = [model_tag]
+    elif model_tag is not None:
+        arguments = list(model_tag)
+    if len(arguments) > 1:
+        raise ValueError(f"{' '.join(arguments)}: {ONE_MODEL}")
+    if not arguments:
         return EngineArgs.model if flag_value is None else flag_value
-    if flag_value is not None and flag_value != models[0]:
-        raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
-    return models[0]
+    if flag_value is not None and flag_value != arguments[0]:
+        raise ValueError(f"MODEL {arguments[0]} and --model {flag_value}: one of them is accepted")
+    return arguments[0]
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -103,7 +107,9 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["show_default"] = str(default)
         default = None
     option = typer.Option(*_flag_names(spec, value_type), **settings)
-    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
+    annotation: Any = Annotated[value_type, option]
+    if default is None:
+        annotation = Annotated[value_type | None, option]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
