@@ -63,9 +63,10 @@ def make_runner(
     if max_new_tokens > 1:
         max_rows = num_rows(sizes.max_num_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         step_of = verifying_steps(model, memory, max_rows, sum_parts)
-        ways.append(
-            graph_way(step_of, last_tokens, memory, sizes, vocab_size, max_rows, in_flight, MAX_NEW_TOKENS)
+        verifying = graph_way(
+            step_of, last_tokens, memory, sizes, vocab_size, max_rows, in_flight, max_new=MAX_NEW_TOKENS
         )
+        ways.append(verifying)
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
