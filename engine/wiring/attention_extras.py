@@ -32,7 +32,7 @@ def make_extras_runner(
         )
     extras_memory = _extras_memory(args, memory)
     if in_flight == 1 and not runs_graphs(args):
-        # The host knows every token of a step before it submits the step.
+        # The host knows every token of a step before it submits the step, so none is kept on the device.
         return ModelRunner([EagerWay(model, extras_memory)], memory)
     last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     ways: list[Way] = []
@@ -74,4 +74,6 @@ def _extras_graph_way(
         max_rows = num_rows(max_rows, max_new_tokens, sizes.max_num_batched_tokens)
         max_new = MAX_NEW_TOKENS
     vocab_size = model.config.vocab_size if has_head else 0
-    return graph_way(lambda rows: step, last_tokens, memory, sizes, vocab_size, max_rows, in_flight, max_new)
+    return graph_way(
+        lambda rows: step, last_tokens, memory, sizes, vocab_size, max_rows, in_flight, max_new=max_new
+    )

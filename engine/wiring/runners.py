@@ -43,7 +43,7 @@ def make_runner(
             args, model, memory, sizes, max_new_tokens, in_flight, has_head
         )
     if in_flight == 1 and not runs_graphs(args):
-        # The host knows every token of a step before it submits the step.
+        # The host knows every token of a step before it submits the step, so none is kept on the device.
         return ModelRunner([EagerWay(model, memory)], memory)
     last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     if not runs_graphs(args):
