@@ -22,6 +22,7 @@ import typer
 
 from engine.cli.bench_options import (
     check_above_zero,
+    check_address,
     check_choice,
     check_text,
     json_object,
@@ -167,6 +168,7 @@ def bench_serve(
         # 2. The requests, and where they go.
         base_url = _server_url(base_url, host, port)
         url = request_url(base_url, endpoint)
+        check_address(base_url if url is None else url)
         fields: dict[str, Any] = {"temperature": temperature}
         if ignore_eos:
             fields["ignore_eos"] = True
