@@ -31,10 +31,11 @@ def make_extras_runner(
             "window, a soft cap, sinks or a scale of its own, which only kv_cache='paged' computes"
         )
     extras_memory = _extras_memory(args, memory)
+    # Made first, so that a max_num_seqs beyond all memory fails in any case.
+    last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     if in_flight == 1 and not runs_graphs(args):
         # The host knows every token of a step before it submits the step, so none is kept on the device.
         return ModelRunner([EagerWay(model, extras_memory)], memory)
-    last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     ways: list[Way] = []
     if runs_graphs(args):
         ways.append(_extras_graph_way(model, memory, sizes, last_tokens, max_new_tokens, in_flight, has_head))

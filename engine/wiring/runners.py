@@ -42,10 +42,11 @@ def make_runner(
         return wiring_of(ANY_MODEL).make_extras_runner(
             args, model, memory, sizes, max_new_tokens, in_flight, has_head
         )
+    # Made first, so that a max_num_seqs beyond all memory fails in any case.
+    last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     if in_flight == 1 and not runs_graphs(args):
         # The host knows every token of a step before it submits the step, so none is kept on the device.
         return ModelRunner([EagerWay(model, memory)], memory)
-    last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
     if not runs_graphs(args):
         eager = EagerWay(model, memory, upload=last_tokens.upload)
         return ModelRunner([eager], memory, last_tokens=last_tokens)
