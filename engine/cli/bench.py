@@ -45,6 +45,8 @@ def latency(
     output_json: OutputJson = None,
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
+    import numpy
+
     with refusals("bench latency"):
         check_output_file("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
@@ -56,8 +58,6 @@ def latency(
             start = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
             seconds.append(time.perf_counter() - start)
-    import numpy
-
     average = sum(seconds) / len(seconds)
     percentiles = {percentage: float(numpy.percentile(seconds, percentage)) for percentage in PERCENTILES}
     print(f"Avg latency: {average} seconds")

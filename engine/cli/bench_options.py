@@ -5,9 +5,13 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import httpx
+
+from engine.cli.serve_flags import LAST_PORT
 from engine.load.report import LatencyLimits
 
 LIMIT_FIELDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of LatencyLimits
+ADDRESS = "an address such as http://127.0.0.1:8000 is accepted"
 
 
 def request_url(base_url: str, endpoint: str | None) -> str | None:
@@ -19,6 +23,19 @@ def request_url(base_url: str, endpoint: str | None) -> str | None:
     if not endpoint.startswith("/"):
         raise ValueError(f"--endpoint {endpoint}: a path such as /v1/completions is accepted")
     return base_url.rstrip("/").removesuffix("/v1") + endpoint
+
+
+def check_address(url: str) -> None:
+    """Raise ValueError if no request can be sent to `url`: it needs http:// or https://, a host, and a port
+    up to LAST_PORT.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{url}: {error}; {ADDRESS}") from None
+    is_port = parsed.port is None or parsed.port <= LAST_PORT
+    if parsed.scheme not in ("http", "https") or not parsed.host or not is_port:
+        raise ValueError(f"{url}: {ADDRESS}")
 
 
 def json_object(flag: str, text: str | None) -> dict[str, Any]:

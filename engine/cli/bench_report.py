@@ -69,25 +69,29 @@ def vllm_figures(measured: dict[str, Any], metrics: list[str], percentiles: list
 
 
 def peaks(records: Sequence[RequestRecord]) -> Peaks:
-    """The peaks of a run. As in vLLM, only requests with a whole answer count. Seconds are counted from the
-    moment when the first of them was sent. A request is under way from when it was sent to its last piece of
-    text. A piece is counted as one token, although a server may send several tokens in a piece.
+    """The peaks of a run, counted as vLLM does. Only requests with a whole answer count. The seconds begin
+    when the first of these requests is sent. A request is under way from when it is sent to its last piece of
+    text. A piece counts as one token, although it may hold several.
     """
     answered = [record for record in records if record.ok]
     if not answered:
         return Peaks(0.0, 0)
     start = min(record.sent for record in answered)
-    pieces: Counter[int] = Counter()  # by second
-    changes = []  # (time, 1 for a request that begins, -1 for one that ends)
+    pieces_by_second: Counter[int] = Counter()
+    changes: list[tuple[float, int]] = []  # (time, 1 for a request that begins, -1 for one that ends)
     for record in answered:
         if record.first is not None:
-            times = accumulate(record.gaps, initial=record.first)
-            pieces.update(int(moment - start) for moment in times)
+            for time in accumulate(record.gaps, initial=record.first):
+                pieces_by_second[int(time - start)] += 1
         last = record.end if record.last is None else record.last
         changes += [(record.sent, 1), (last, -1)]
-    changes.sort()  # of changes at the same time, ends come first
-    num_under_way = accumulate(change for _, change in changes)
-    return Peaks(float(max(pieces.values(), default=0)), max(num_under_way))
+
+    num_under_way = most_under_way = 0
+    for _, change in sorted(changes):  # of changes at the same time, ends come first
+        num_under_way += change
+        most_under_way = max(most_under_way, num_under_way)
+    most_pieces = max(pieces_by_second.values(), default=0)
+    return Peaks(float(most_pieces), most_under_way)
 
 
 def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
@@ -126,4 +130,6 @@ def report_lines(result: dict[str, Any], metrics: list[str], percentiles: list[f
 
 def _row(name: str, value: float | str) -> str:
     """A line of the report. A number with a point has two decimals."""
-    return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"
+    if isinstance(value, float):
+        return f"{name:<40} {value:<10.2f}"
+    return f"{name:<40} {value:<10}"

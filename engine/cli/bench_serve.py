@@ -22,6 +22,7 @@ import typer
 
 from engine.cli.bench_options import (
     check_above_zero,
+    check_address,
     check_choice,
     check_text,
     json_object,
@@ -71,6 +72,17 @@ NEUTRAL_FLAGS: dict[str, Neutral] = {
     "insecure": Neutral((False,), "a certificate is always checked"),
 }
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where requests go, and what all of them have in common."""
+
+    base_url: str
+    model: str | None  # the model's name in requests; None: the server's first
+    api: str  # a value of BACKENDS
+    fields: dict[str, Any]  # further fields of each request
+    url: str | None  # where requests are sent; None: to the usual path of the API
 
 
 @takes_neutral_flags("bench serve", NEUTRAL_FLAGS)
@@ -140,20 +152,23 @@ def bench_serve(
     from engine.client.untrusted import printable
 
     with refusals("bench serve"):
+        # 1. The flags.
         check_output_file("--result-filename", result_filename)
         check_text("--model", model)
         check_text("--served-model-name", served_model_name)
         check_choice("--backend", backend, BACKENDS)
         check_choice("--dataset-name", dataset_name, ["random"])
         metrics = percentile_metrics.split(",")
-        for name in metrics:
-            check_choice("--percentile-metrics", name, METRIC_NAMES)
+        for metric in metrics:
+            check_choice("--percentile-metrics", metric, METRIC_NAMES)
         percentiles = [percentile_of(number) for number in metric_percentiles.split(",")]
         limits = latency_limits(goodput)
         check_above_zero("--request-rate", request_rate)
         check_above_zero("--burstiness", burstiness)
+        # 2. The requests, and where they go.
         base_url = _server_url(base_url, host, port)
         url = request_url(base_url, endpoint)
+        check_address(base_url if url is None else url)
         fields: dict[str, Any] = {"temperature": temperature}
         if ignore_eos:
             fields["ignore_eos"] = True
@@ -163,14 +178,16 @@ def bench_serve(
         arrivals = draw_arrivals(num_prompts, request_rate, burstiness, random)
         jobs = _write_jobs(arrivals, lengths, prompt_writer(tokenizer, random))
     destination = Destination(base_url, served_model_name or model, BACKENDS[backend], fields, url)
+    # 3. The run.
     try:
-        run, name = asyncio.run(_send_all(destination, jobs, num_warmups, max_concurrency))
+        run, model_name = asyncio.run(_send_all(destination, jobs, num_warmups, max_concurrency))
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
+    # 4. The figures.
     settings = {
         "date": f"{datetime.now():%Y%m%d-%H%M%S}",
         "backend": backend,
-        "model_id": model or name,
+        "model_id": model or model_name,
         "tokenizer_id": tokenizer,
         "num_prompts": num_prompts,
         "request_rate": "inf" if request_rate == math.inf else request_rate,
@@ -186,26 +203,15 @@ def bench_serve(
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
-@dataclass(frozen=True)
-class Destination:
-    """Where requests go, and what all of them have in common."""
-
-    base_url: str
-    model: str | None  # the model's name in requests; None: the server's first
-    api: str  # as in `Endpoint`, and so are the next two
-    fields: dict[str, Any]
-    url: str | None
-
-
 def _figures(
     run: Run, limits: LatencyLimits | None, metrics: list[str], percentiles: list[float]
 ) -> dict[str, Any]:
     """The run's figures for `report_lines`. The arguments are as in `run_figures` and `vllm_figures`."""
     measured = run_figures(run.records, run.start, run.wakeup_delays, limits, (50, *percentiles))
     figures = vllm_figures(measured, metrics, percentiles)
-    most = peaks(run.records)
-    figures["max_output_tokens_per_s"] = most.output_tokens_per_s
-    figures["max_concurrent_requests"] = most.concurrent_requests
+    run_peaks = peaks(run.records)
+    figures["max_output_tokens_per_s"] = run_peaks.output_tokens_per_s
+    figures["max_concurrent_requests"] = run_peaks.concurrent_requests
     return figures
 
 

@@ -25,8 +25,8 @@ class Lengths(NamedTuple):
 def draw_lengths(
     num_requests: int, input_len: int, output_len: int, range_ratio: float, random: Random
 ) -> list[Lengths]:
-    """The lengths of each request. `input_len` and `output_len` are averages, in tokens: each length is drawn
-    uniformly, from `range_ratio` of its average below it to as much above, and is at least 1.
+    """The lengths of each request. `input_len` and `output_len` are averages, in tokens. Each length is drawn
+    uniformly from average · (1 - range_ratio) to average · (1 + range_ratio), rounded, and is at least 1.
     """
 
     def draw_length(average: int) -> int:
@@ -60,8 +60,8 @@ def prompt_writer(tokenizer: str | None, random: Random) -> Callable[[int], str]
     """A function that makes a random prompt of a given number of tokens.
 
     `tokenizer` is the name of a model, whose tokenizer counts the tokens exactly. With None, the number is
-    approximate. Raises CheckpointError if the tokenizer cannot be read. The function raises ValueError if
-    it finds no prompt of that length.
+    approximate. Raises CheckpointError if the tokenizer cannot be read. The returned function raises
+    ValueError if it finds no prompt of that length.
     """
     if tokenizer is None:
         return lambda num_tokens: random_text(num_tokens, random)
@@ -72,12 +72,14 @@ def prompt_writer(tokenizer: str | None, random: Random) -> Callable[[int], str]
     def write_prompt(num_tokens: int) -> str:
         for _ in range(MAX_TRIES):
             words = random_text(num_tokens, random)
-            while len(token_ids := encoder.encode(words)) < num_tokens:
+            token_ids = encoder.encode(words)
+            while len(token_ids) < num_tokens:
                 words += " " + random_text(num_tokens - len(token_ids), random)
-            # Cut to the length. The text of the cut tokens may have other tokens when it is encoded again.
-            words = encoder.decode(token_ids[:num_tokens])
-            if len(encoder.encode(words)) == num_tokens:
-                return words
+                token_ids = encoder.encode(words)
+            # Encoded again, the text of the first tokens may have more or fewer tokens.
+            prompt = encoder.decode(token_ids[:num_tokens])
+            if len(encoder.encode(prompt)) == num_tokens:
+                return prompt
         raise ValueError(f"--tokenizer {tokenizer}: no prompt of {num_tokens} tokens is found")
 
     return write_prompt

@@ -53,42 +53,16 @@ def application(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags
     return deployment.bind(args, flags, os.getcwd())
 
 
-def _uses_gpu(args: EngineArgs) -> bool:
-    """Whether replicas run on GPUs."""
-    return str(args.device) != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+def build(arguments: dict[str, Any]) -> Any:
+    """The application for a Serve config file, such as a RayService's. The file names this function as
+    `import_path: engine.cli.cluster:build`. Its `args` are the flags of `ruvon cluster`, with underscores.
 
-
-def _resources(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, float]:
-    """What one replica takes, as Ray's options."""
-    if has_gpu:
-        return {"num_cpus": cluster_flags.num_cpus or 1, "num_gpus": args.tensor_parallel_size}
-    num_cpus = cluster_flags.num_cpus
-    if num_cpus is None:
-        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        num_cpus = share_of_cores(cores, cluster_flags.max_replicas or cluster_flags.replicas)
-    return {"num_cpus": num_cpus, "num_gpus": 0}
-
-
-def _replica_settings(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, Any]:
-    """How many replicas there are, and which of them gets a request, as Ray's options."""
-    settings: dict[str, Any] = {"num_replicas": cluster_flags.replicas}
-    if cluster_flags.max_replicas is not None:
-        max_num_seqs = args.max_num_seqs or (GPU_SEQS if has_gpu else CPU_SEQS)
-        autoscaling = {
-            "min_replicas": cluster_flags.min_replicas or 1,
-            "initial_replicas": cluster_flags.replicas,
-            "max_replicas": cluster_flags.max_replicas,
-            "target_ongoing_requests": cluster_flags.target_ongoing_requests or max_num_seqs,
-        }
-        settings = {"autoscaling_config": autoscaling}
-    if cluster_flags.sticky_sessions:
-        settings["request_router_config"] = {"request_router_class": ROUTER}
-    return settings
-
-
-def shutdown_seconds(flags: ServeFlags) -> float:
-    """How many seconds the answers under way have after Ctrl-C or SIGTERM."""
-    return SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
+    Raises what `application` raises, and TypeError for an unknown flag.
+    """
+    engine_options = dict(arguments)
+    flags = ServeFlags(**_pop_fields(engine_options, ServeFlags))
+    cluster_flags = ClusterFlags(**_pop_fields(engine_options, ClusterFlags))
+    return application(EngineArgs(**engine_options), flags, cluster_flags)
 
 
 def check_options(args: EngineArgs, flags: ServeFlags) -> None:
@@ -107,6 +81,11 @@ def check_options(args: EngineArgs, flags: ServeFlags) -> None:
     ModelConfig.from_pretrained(args.model, args.model_impl)
 
 
+def shutdown_seconds(flags: ServeFlags) -> float:
+    """How many seconds the answers under way have after Ctrl-C or SIGTERM."""
+    return SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
+
+
 def share_of_cores(cores: list[int], replicas: int) -> int:
     """The largest number of cores per replica with which all replicas fit on the machines; at least 1.
     `cores` has each machine's number of cores.
@@ -117,16 +96,38 @@ def share_of_cores(cores: list[int], replicas: int) -> int:
     return 1
 
 
-def build(arguments: dict[str, Any]) -> Any:
-    """The application for a Serve config file, such as a RayService's. The file names this function as
-    `import_path: engine.cli.cluster:build`. Its `args` are the flags of `ruvon cluster`, with underscores.
+def _uses_gpu(args: EngineArgs) -> bool:
+    """Whether replicas run on GPUs."""
+    return str(args.device) != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
 
-    Raises what `application` raises, and TypeError for an unknown flag.
-    """
-    engine_options = dict(arguments)
-    flags = ServeFlags(**_pop_fields(engine_options, ServeFlags))
-    cluster_flags = ClusterFlags(**_pop_fields(engine_options, ClusterFlags))
-    return application(EngineArgs(**engine_options), flags, cluster_flags)
+
+def _resources(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, float]:
+    """What one replica takes, as Ray's options."""
+    if has_gpu:
+        return {"num_cpus": cluster_flags.num_cpus or 1, "num_gpus": args.tensor_parallel_size}
+    num_cpus = cluster_flags.num_cpus
+    if num_cpus is None:
+        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        num_cpus = share_of_cores(cores, cluster_flags.max_replicas or cluster_flags.replicas)
+    return {"num_cpus": num_cpus, "num_gpus": 0}
+
+
+def _replica_settings(args: EngineArgs, cluster_flags: ClusterFlags, has_gpu: bool) -> dict[str, Any]:
+    """How many replicas there are, and which of them gets a request, as Ray's options."""
+    settings: dict[str, Any] = {}
+    if cluster_flags.max_replicas is None:
+        settings["num_replicas"] = cluster_flags.replicas
+    else:
+        max_num_seqs = args.max_num_seqs or (GPU_SEQS if has_gpu else CPU_SEQS)
+        settings["autoscaling_config"] = {
+            "min_replicas": cluster_flags.min_replicas or 1,
+            "initial_replicas": cluster_flags.replicas,
+            "max_replicas": cluster_flags.max_replicas,
+            "target_ongoing_requests": cluster_flags.target_ongoing_requests or max_num_seqs,
+        }
+    if cluster_flags.sticky_sessions:
+        settings["request_router_config"] = {"request_router_class": ROUTER}
+    return settings
 
 
 def _pop_fields(options: dict[str, Any], record: type) -> dict[str, Any]:

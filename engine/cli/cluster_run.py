@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -84,8 +85,10 @@ def join_cluster() -> bool:
         ray.init(address="auto", logging_level="ERROR")
     except ConnectionError:
         if address:
-            message = f"RAY_ADDRESS={address}: no Ray cluster answers there, or it wants a token: "
-            raise ValueError(f"{message}RAY_AUTH_MODE=token") from None
+            raise ValueError(
+                f"RAY_ADDRESS={address}: no Ray cluster answers there, or it wants a token: "
+                "RAY_AUTH_MODE=token"
+            ) from None
         return False
     return True
 
@@ -130,7 +133,7 @@ def _serve(
 
 def _wait_for_end(app: Any, ready_message: str, signals: SignalQueue) -> bool:
     """Wait for a signal that ends the command, and restart the replicas at each SIGHUP before it. Prints the
-    message whenever all replicas run. Returns whether they ever did.
+    message each time all replicas have started. Returns whether that has happened.
     """
     is_ready = has_served = False
     while True:
@@ -185,7 +188,8 @@ def _is_running() -> bool:
     status = serve.status().applications.get(NAME)
     if status and status.status == "DEPLOY_FAILED":
         messages = [deployment.message for deployment in status.deployments.values()]
-        sys.exit(f"ruvon cluster: no replica starts: {(messages or [status.message])[0]}")
+        message = messages[0] if messages else status.message
+        sys.exit(f"ruvon cluster: no replica starts: {message}")
     return status is not None and status.status == "RUNNING"
 
 
@@ -194,26 +198,33 @@ def _drain(seconds: float, signals: SignalQueue) -> None:
     `seconds`, or until a second signal, and then end with the tokens they have.
     """
     handle = serve.get_app_handle(NAME)
-
-    def ask_all(method: str, *arguments: float) -> list[Any] | None:
-        """Each replica's answer to a call of `method`: [] if no replica runs any more, and None if one does
-        not answer in ANSWER_SECONDS.
-        """
-        try:
-            response = handle.broadcast(method, *arguments)
-            return response.results(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        except TimeoutError:
-            return None
-        except RayServeException:
-            return []
-
-    def are_idle() -> bool:
-        """Whether no replica has a request under way. One that does not answer in time may have some."""
-        answers = ask_all("is_idle")
-        return answers is not None and False not in answers
-
-    ask_all("begin_shutdown", seconds)
+    with suppress(TimeoutError):
+        _ask_all(handle, "begin_shutdown", seconds)
     deadline = time.monotonic() + seconds
-    while not are_idle() and signals.empty() and time.monotonic() < deadline:
+    while _may_be_at_work(handle) and signals.empty() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    ask_all("end_all")
+    with suppress(TimeoutError):
+        _ask_all(handle, "end_all")
+
+
+def _may_be_at_work(handle: Any) -> bool:
+    """Whether a replica has a request under way, or does not answer in time and so may have one. `handle` is
+    Ray's, of the application.
+    """
+    try:
+        return False in _ask_all(handle, "is_idle")
+    except TimeoutError:
+        return True
+
+
+def _ask_all(handle: Any, method: str, *arguments: float) -> list[Any]:
+    """Each replica's answer to a call of `method`, or the exception that the call has raised; [] if no
+    replica runs any more.
+
+    Raises TimeoutError if a replica does not answer in ANSWER_SECONDS.
+    """
+    try:
+        response = handle.broadcast(method, *arguments)
+        return response.results(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+    except RayServeException:
+        return []

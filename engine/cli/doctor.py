@@ -1,6 +1,6 @@
 """`ruvon doctor`: checks what this machine can run, and measures how fast its memory is. Part 20's wiring.
 
-Each check prints one line, whether it succeeds or fails. The command does not use the network.
+Each finding is printed as one line, whether it is good or bad. The command does not use the network.
 """
 
 import os
@@ -60,8 +60,8 @@ def doctor() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Run all checks, and yield their results: first what everything needs, last what few things need. Ends
-    after the check of PyTorch if PyTorch is not installed.
+    """Run all checks, and yield what they find. Ends after the check of PyTorch if PyTorch is not installed,
+    because most other checks need it.
     """
     is_supported = (3, 11) <= sys.version_info < (3, 14)
     message = f"{platform.python_version()} at {sys.executable}"
@@ -72,6 +72,7 @@ def findings() -> Iterator[Finding]:
     if find_spec("torch") is None:
         yield Finding("PyTorch", "not installed: pip install torch", ok=False, needed=True)
         return
+
     import torch
 
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
@@ -83,6 +84,7 @@ def findings() -> Iterator[Finding]:
     yield from _models()
     for module in modules_of_extensions():
         yield from module.findings()
+
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         message = use
@@ -107,6 +109,7 @@ def _machine() -> Iterator[Finding]:
         num_usable = len(os.sched_getaffinity(0))
     threads = f"{torch.get_num_threads()} threads by default"
     yield Finding("CPU", f"{_processor()}, {num_usable} of {num_cores} cores to use, {threads}")
+
     free, total = host_memory()
     if total is not None:
         free_text = "" if free is None else f", {free / 2**30:.1f} of them free"
@@ -114,6 +117,7 @@ def _machine() -> Iterator[Finding]:
     bytes_per_second = copy_rate(torch.device("cpu"))
     speed = f"{bytes_per_second / 1e9:.1f} GB/s, read and written by a copy, just now"
     yield Finding("memory speed", speed)
+
     if "storyteller" in embedded_models():
         size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
         small = f"storyteller's {size / 1e6:.1f} MB in {size / bytes_per_second * 1e3:.1f} ms"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import wraps
 from types import NoneType
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any
 
 import typer
 
 from engine.cli.neutral_flags import takes_neutral_flags
 from engine.cli.options import refusals, set_parameters, whole_number, with_dashes
-from engine.wiring.engine_args import EngineArgs, choices, union_members
+from engine.wiring.engine_args import EngineArgs, choices, takes_mapping, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL
 
@@ -38,12 +38,12 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
-            model = flag_values.pop(MODEL_ARGUMENT, None)
+            model_tag = flag_values.pop(MODEL_ARGUMENT, None)
             option_values = {}
             with refusals(command_name):
                 for spec in specs:
                     option_values[spec.name] = _value(spec, flag_values.pop(spec.name))
-                option_values["model"] = _model(option_values["model"], model)
+                option_values["model"] = _model(option_values["model"], model_tag)
                 args = EngineArgs(**option_values)
             command(args=args, **flag_values)
 
@@ -79,18 +79,22 @@ def _model_argument(is_last: bool) -> inspect.Parameter:
     )
 
 
-def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
+def _model(flag_value: str | None, model_tag: str | Sequence[str] | None) -> Any:
     """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
     ValueError for two different models, and for two arguments.
     """
-    models = [argument] if isinstance(argument, str) else list(argument or ())
-    if len(models) > 1:
-        raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
-    if not models:
+    arguments: list[str] = []
+    if isinstance(model_tag, str):
+        arguments = [model_tag]
+    elif model_tag is not None:
+        arguments = list(model_tag)
+    if len(arguments) > 1:
+        raise ValueError(f"{' '.join(arguments)}: {ONE_MODEL}")
+    if not arguments:
         return EngineArgs.model if flag_value is None else flag_value
-    if flag_value is not None and flag_value != models[0]:
-        raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
-    return models[0]
+    if flag_value is not None and flag_value != arguments[0]:
+        raise ValueError(f"MODEL {arguments[0]} and --model {flag_value}: one of them is accepted")
+    return arguments[0]
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -103,14 +107,16 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["show_default"] = str(default)
         default = None
     option = typer.Option(*_flag_names(spec, value_type), **settings)
-    annotation: Any = Annotated[value_type | None if default is None else value_type, option]
+    annotation: Any = Annotated[value_type, option]
+    if default is None:
+        annotation = Annotated[value_type | None, option]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
 def _flag_names(spec: Field, value_type: type) -> list[str]:
-    """The names of the field's flag. Empty: typer makes --flag, and for a bool --no-flag as well."""
+    """The names of the field's flag, or none to have typer make --flag, and for a bool --no-flag as well."""
     flag = "--" + with_dashes(spec.name)
     if spec.name in SHORT_NAMES:
         return [flag, SHORT_NAMES[spec.name]]
@@ -121,9 +127,11 @@ def _flag_names(spec: Field, value_type: type) -> list[str]:
 
 def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
     """The arguments of typer.Option for the field's flag: its help, and how its value is read."""
-    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
+    literals: list[str] = []
+    if value_type is str:  # the choices of a bool, True and False, are no texts
+        literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help_text, example = spec.metadata["help"], spec.metadata["example"]
-    if value_type is str and literals:
+    if literals:
         help_text = f"{'|'.join(literals)}: {help_text}"
     elif example:
         help_text += f" For example: {example}"
@@ -136,7 +144,7 @@ def _option_settings(spec: Field, value_type: type) -> dict[str, Any]:
     if value_type is int:
         settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
-    if value_type is str and completions:
+    if completions:
         settings["autocompletion"] = _completion(completions)
     return settings
 
@@ -160,14 +168,9 @@ def _value(spec: Field, flag_value: Any) -> Any:
     """The field's value from the flag's value. The flag of a field that is a mapping takes JSON. Raises
     ValueError if that flag's value is not JSON.
     """
-    if flag_value is None or not _is_mapping(spec.type):
+    if flag_value is None or not takes_mapping(spec.type):
         return flag_value
     try:
         return json.loads(flag_value)
     except json.JSONDecodeError as error:
         raise ValueError(f"--{with_dashes(spec.name)}: not JSON: {error}") from None
-
-
-def _is_mapping(declared: Any) -> bool:
-    """Whether the declared type is a Mapping, or a union with one."""
-    return any(get_origin(member) is Mapping for member in union_members(declared))

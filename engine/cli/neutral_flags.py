@@ -19,7 +19,7 @@ def takes_neutral_flags(name: str, table: Mapping[str, Neutral]) -> Callable[[Ca
     them, and their values do not reach the command. A value that is not accepted ends the command with exit
     status 1 and the reason.
 
-    A flag of this name that the command has itself is the command's.
+    A flag that the command has itself stays the command's, even if it is in `table`.
     """
 
     def decorate(command: Callable) -> Callable:
@@ -51,13 +51,16 @@ def _parameter(flag: str, entry: Neutral) -> inspect.Parameter:
 
 def _check_flag(flag: str, given: bool | str, entry: Neutral) -> None:
     """Raise ValueError if the value is not accepted. `given` is a bool for a switch, else a text."""
-    value = given if isinstance(given, bool) else json_or_text(given)
+    name = with_dashes(flag)
+    if isinstance(given, bool):
+        value: Any = given
+        as_given = f"--{name}" if given else f"--no-{name}"
+    else:
+        value = json_or_text(given)
+        as_given = f"--{name} {given}"
     if entry.accepts(value):
         return
-    as_given = f"--{with_dashes(flag)} {given}"
-    if isinstance(given, bool):
-        as_given = f"--{with_dashes(flag)}" if given else f"--no-{with_dashes(flag)}"
-    if entry.is_switch or entry.values == (None,):
+    if entry.is_switch or entry.values == (None,):  # there is no other value to suggest
         raise ValueError(f"{as_given} is not accepted: {entry.reason}")
     accepted = [known if isinstance(known, str) else json.dumps(known) for known in entry.values]
     raise ValueError(f"{as_given}: {', '.join(accepted)} is accepted: {entry.reason}")

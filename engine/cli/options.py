@@ -19,8 +19,9 @@ from typer.core import TyperCommand
 from engine.models.checkpoint import CheckpointError
 
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # messages of urllib and httpx
-FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}  # the letter behind a number -> its factor
-FACTORS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# The letter behind a number -> its factor.
+DECIMAL_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+FACTORS = DECIMAL_FACTORS | {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def with_dashes(name: str) -> str:
@@ -45,8 +46,8 @@ def whole_number(text: str | int) -> int:
         digits, decimals, letter = match.groups()
         if decimals is None:
             return int(digits) * FACTORS.get(letter, 1)
-        if letter and letter.islower():
-            return int(Decimal(digits + decimals) * FACTORS[letter])
+        if letter in DECIMAL_FACTORS:
+            return int(Decimal(digits + decimals) * DECIMAL_FACTORS[letter])
     raise typer.BadParameter(f"{text!r}: a whole number is accepted, or such as 2K (2,048) and 1.5k (1,500)")
 
 

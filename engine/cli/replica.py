@@ -58,6 +58,7 @@ class Replica:
             args, record=path_of_replica(args.record, name), trace=path_of_replica(args.trace, name)
         )
         log = path_of_replica(flags.cost_log, name)
+
         one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service(args, flags)
@@ -75,6 +76,7 @@ class Replica:
         app.router.routes.insert(0, Route(DATA_PATH, self.data))
         self._app = app
         self._is_closing = False
+
         # The same settings of the process as in `serve` of engine/server/run.py, which has the reasons.
         gc.collect()
         gc.freeze()
@@ -149,7 +151,7 @@ class Replica:
             if not isinstance(answer, BaseException):
                 rank, value = answer
                 by_rank[rank] = value
-            elif not isinstance(answer, RayActorError):  # else the replica has died
+            elif not isinstance(answer, RayActorError):  # which would say that the replica has died
                 logger.error("%s of a replica failed", method, exc_info=answer)
         if not by_rank:
             raise RequestError(503, "no replica has answered")
@@ -173,7 +175,10 @@ def path_of_replica(path: str | Path | None, replica: str) -> str | None:
     """The path with a replica's name added, such as costs-abc.csv for costs.csv, because two replicas must
     not write to one file. None for None.
     """
-    return None if path is None else str(Path(path).with_stem(f"{Path(path).stem}-{replica}"))
+    if path is None:
+        return None
+    stem = Path(path).stem
+    return str(Path(path).with_stem(f"{stem}-{replica}"))
 
 
 class _Collector:

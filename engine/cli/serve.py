@@ -35,7 +35,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
     from engine.wiring.generation_config import defaults_line
     from engine.wiring.loading import implementation, loading, one_thread_if_small
 
-    with ExitStack() as opened:
+    with ExitStack() as resources:
         with refusals("serve"):
             one_thread_if_small(args.model, args.model_impl)
             key = flags.key()
@@ -45,7 +45,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             defaults = defaults_line(args)  # may refuse generation_config.json
             sockets = listen(flags.host, flags.port)
             for listener in sockets:
-                opened.enter_context(listener)
+                resources.enter_context(listener)
             with loading(args.model):
                 service = Service(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
@@ -55,9 +55,10 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             print(defaults, file=sys.stderr)
             print(f"model: {implementation(service.engine.config)}", file=sys.stderr)
             print("pages: / to chat, /dashboard for numbers, /engine to see it at work", file=sys.stderr)
-        seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
+
         if costs:
-            opened.callback(costs.end)
+            resources.callback(costs.end)
+        seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         with rare_collections():
             run(
                 app,

@@ -30,7 +30,7 @@ COSTS = "What it costs"
 @dataclass(frozen=True)
 class ServeFlags:
     """The flags of `ruvon serve` beside those of the engine. Each field is a flag. Raises ValueError for a
-    text where a list is expected, for Extension B's flags without its files, and for another `root_path`.
+    text where a list is expected, for Extension B's flags without its files, and if `root_path` is no path.
     """
 
     host: Annotated[str, flag(ACCESS, "Address to listen on.")] = "127.0.0.1"

@@ -43,7 +43,8 @@ from engine.server.protocol import Completions
 from engine.server.responses_route import responses_route
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
-from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
+from engine.server.telemetry_routes import OPEN_PATHS as TELEMETRY_PATHS
+from engine.server.telemetry_routes import telemetry_routes
 from engine.server.tokenization import tokenization_routes
 from engine.server.trace_context import TracedBackend, add_trace_context
 from engine.server.usage_cost import usage_cost
@@ -63,9 +64,10 @@ from engine.wiring.generation_config import recommended_values
 from engine.wiring.loading import public_name
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn's logger, which writes the server's log
-# As in vLLM, requests of load balancers and scrapers are not counted, and here not those of pages that
-# watch either.
-UNCOUNTED_PATHS = OPEN_PATHS | LIVE_PATHS | {EVENTS_PATH, "/health", "/ping", "/version"}
+OPEN_PATHS = TELEMETRY_PATHS | LIVE_PATHS | CHAT_PATHS  # need no API key
+# The HTTP metrics count no requests of load balancers and scrapers, as in vLLM, and none of the pages that
+# watch the engine.
+UNCOUNTED_PATHS = TELEMETRY_PATHS | LIVE_PATHS | {EVENTS_PATH, "/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 NO_FLAGS = ServeFlags()
 
@@ -82,9 +84,11 @@ class Service:
         self.args, self.flags = args, flags
         template = template_text(flags.chat_template) if flags.chat_template else None
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
-        self.engine = build_engine(args)
         names = list(dict.fromkeys(flags.served_model_name or [public_name(args.model)]))  # each once
-        self.name, aliases = names[0], names[1:]  # clients may use all of them; metrics have the first
+        self.name = names[0]  # in metrics
+        aliases = names[1:]  # further names that clients may use
+
+        self.engine = build_engine(args)
         scheduler = self.engine.scheduler
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
@@ -95,6 +99,7 @@ class Service:
             reqs=flags.max_num_queued_reqs,
             tokens=flags.max_num_queued_tokens,
         )
+
         self.engine_thread = self._make_engine_thread(aliases)
         self.engine_thread.stream_interval = flags.stream_interval
         is_traced = args.otlp_traces_endpoint is not None
@@ -139,6 +144,7 @@ class Service:
             stat_log.start()
         if costs:
             costs.begin(engine, self.metrics)
+
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         tool_flags = optional_module("tool_flags")  # Extension B
@@ -146,13 +152,16 @@ class Service:
             chats.extension = tool_flags.chat_extension(self.engine_thread, **_chat_flags(self.flags))
         for api in (completions, chats):
             self._set_up(api, costs)
+
+        # Half of the connections are left for OPEN_PATHS, such as /metrics, which have no such limit.
+        max_requests = max(1, min(MAX_REQUESTS, max_connections() // 2))
         return create_app(
             self.backend,
             extensions=self._extensions(chats),
             api_key=api_key,
-            open_paths=OPEN_PATHS | LIVE_PATHS | CHAT_PATHS,
+            open_paths=OPEN_PATHS,
             allowed_hosts=hosts,
-            max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
+            max_requests=max_requests,
             api=completions,
             details_of=self.details_of,
             root_path=root_path,
@@ -212,26 +221,25 @@ class Service:
         return details | {"max_model_len": self.engine.max_model_len}
 
 
-def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
-    """Check names, folders and parsers, before the model is loaded. Raises ValueError if one is refused."""
-    for flag, value in {"--lora-modules": flags.lora_modules, "--lora-dir": flags.lora_dir}.items():
-        if value and not args.enable_lora:
-            raise ValueError(f"{flag} needs --enable-lora")
-    if flags.lora_dir and not flags.lora_dir.is_dir():
-        raise ValueError(f"--lora-dir {flags.lora_dir}: no such folder")
-    for name in flags.served_model_name or ():
-        if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
-            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
-            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-    tool_flags = optional_module("tool_flags")  # Extension B
-    if tool_flags is not None:
-        tool_flags.check_flags(**_chat_flags(flags))
+def allowed_hosts(host: str, more_names: Collection[str] = ()) -> list[str]:
+    """The host names that requests to a server on `host` may be for. An empty list allows any.
+
+    A malicious web page can reach a local server through its own host name, by changing the address of that
+    name to this machine (DNS rebinding). So a server on a local address answers only to this machine's names
+    and to `more_names`. A server on another address answers to any name, unless `more_names` are given.
+    """
+    is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
+    if not is_local and not more_names:
+        return []
+    return [*LOCAL_NAMES, *more_names]
 
 
-def _chat_flags(flags: ServeFlags) -> dict[str, Any]:
-    """The flags for tools and thoughts, which Extension B takes."""
-    names = "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"
-    return {name: getattr(flags, name) for name in names}
+def template_text(file_or_text: str) -> str:
+    """The Jinja text of a chat template. As in vLLM, the argument is the text itself if it has a brace or
+    several lines, and otherwise the path of a file. Raises CheckpointError if the file cannot be read.
+    """
+    is_text = any(character in file_or_text for character in "{}\n")
+    return file_or_text if is_text else read_text(Path(file_or_text))
 
 
 def fingerprint(args: EngineArgs) -> str:
@@ -256,6 +264,28 @@ def fingerprint(args: EngineArgs) -> str:
     return "fp_" + hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
+def _check_flags(flags: ServeFlags, args: EngineArgs) -> None:
+    """Check names, folders and parsers, before the model is loaded. Raises ValueError if one is refused."""
+    for flag, value in {"--lora-modules": flags.lora_modules, "--lora-dir": flags.lora_dir}.items():
+        if value and not args.enable_lora:
+            raise ValueError(f"{flag} needs --enable-lora")
+    if flags.lora_dir and not flags.lora_dir.is_dir():
+        raise ValueError(f"--lora-dir {flags.lora_dir}: no such folder")
+    for name in flags.served_model_name or ():
+        if not (name.isprintable() and name.strip() and len(name) <= MAX_NAME_CHARACTERS):
+            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
+            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
+    tool_flags = optional_module("tool_flags")  # Extension B
+    if tool_flags is not None:
+        tool_flags.check_flags(**_chat_flags(flags))
+
+
+def _chat_flags(flags: ServeFlags) -> dict[str, Any]:
+    """The flags for tools and thoughts, which Extension B takes."""
+    names = "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"
+    return {name: getattr(flags, name) for name in names}
+
+
 def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:
     """Add what vLLM's registry has besides an engine's metrics: the cache, adapters, and Python."""
     cache = scheduler.cache
@@ -274,24 +304,3 @@ def _register_information(registry: CollectorRegistry, args: EngineArgs, schedul
         registry.register(AdapterInfo(scheduler, args.max_loras))
     PlatformCollector(registry)
     GCCollector(registry)
-
-
-def template_text(file_or_text: str) -> str:
-    """The Jinja text of a chat template. As in vLLM, the argument is the text itself if it has a brace or
-    several lines, and otherwise the path of a file. Raises CheckpointError if the file cannot be read.
-    """
-    is_text = any(character in file_or_text for character in "{}\n")
-    return file_or_text if is_text else read_text(Path(file_or_text))
-
-
-def allowed_hosts(host: str, more_names: Collection[str] = ()) -> list[str]:
-    """The host names that requests to a server on `host` may be for. An empty list allows any.
-
-    A malicious web page can reach a local server through its own host name, by changing the address of that
-    name to this machine (DNS rebinding). So a server on a local address answers only to this machine's names
-    and to `more_names`. A server on another address answers to any name, unless `more_names` are given.
-    """
-    is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
-    if not is_local and not more_names:
-        return []
-    return [*LOCAL_NAMES, *more_names]

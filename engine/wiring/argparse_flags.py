@@ -5,11 +5,11 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import Field
-from typing import Any, get_origin
+from typing import Any
 
-from engine.wiring.engine_args import choices, union_members
+from engine.wiring.engine_args import choices, takes_mapping, union_members
 from engine.wiring.extensions import is_here
 from engine.wiring.neutral_options import NEUTRAL, json_or_text
 
@@ -41,7 +41,7 @@ def _argument_settings(kind: Any) -> dict[str, Any]:
     members = union_members(kind)
     if bool in members:
         return {"action": argparse.BooleanOptionalAction}
-    if any(get_origin(member) is Mapping for member in members):
+    if takes_mapping(kind):
         return {"type": json.loads}
     literals = [choice for choice in choices(kind) if choice is not None]
     if literals:

@@ -28,10 +28,12 @@ def attention_kernel(
         return PYTORCH_KERNELS[name]
     if name not in NAMES:
         raise ValueError(f"attention={name!r}: {', '.join(NAMES)} are accepted")
-    reason = why_no_triton(head_dim, torch.device(device), dtype)
+    device = torch.device(device)
+    reason = why_no_triton(head_dim, device, dtype)
     if reason:
         raise ValueError(f"attention='triton' {reason}; {', '.join(PYTORCH_KERNELS)} run here")
-    if dtype.itemsize == 2 and torch.device(device).type == "cuda" and _capability(device) >= (9, 0):
+    has_tma = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)  # from Hopper on
+    if has_tma and dtype.itemsize == 2:  # fp32 gains nothing from TMA
         from engine.kernels.flash_prefill_tma import flash_prefill_tma
 
         return flash_prefill_tma
@@ -52,7 +54,7 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return f"needs a CUDA GPU, not device={str(device)!r} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
     if knobs.runtime.interpret and not _is_interpreted():
         return "runs in the interpreter only if TRITON_INTERPRET=1 is set before triton is imported"
-    if device.type == "cuda" and _capability(device) < (8, 0):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"needs compute capability 8.0 or more, {torch.cuda.get_device_name(device)} has less"
     if dtype == torch.bfloat16 and knobs.runtime.interpret:
         return "computes in float32 or float16 in the interpreter, which takes bfloat16 for integers"
@@ -75,8 +77,3 @@ def _is_interpreted() -> bool:
     from triton.runtime.interpreter import InterpretedFunction
 
     return isinstance(tl.zeros, InterpretedFunction)
-
-
-def _capability(device: torch.device | str) -> tuple[int, int]:
-    """The GPU's compute capability as (major, minor)."""
-    return torch.cuda.get_device_capability(device)

@@ -28,20 +28,20 @@ def beam_search(
     """
     if not isinstance(params, BeamSearchParams):
         raise ParameterError("params", f"params={params!r:.80}: BeamSearchParams are accepted")
-    is_limit = isinstance(concurrency_limit, int) and not isinstance(concurrency_limit, bool)
-    if concurrency_limit is not None and not (is_limit and concurrency_limit > 0):
+    if concurrency_limit is not None and (type(concurrency_limit) is not int or concurrency_limit < 1):
         raise ParameterError(
             "concurrency_limit",
             f"concurrency_limit={concurrency_limit!r}: a whole number of at least 1 is accepted, or None",
         )
     # `replace` makes a copy, which checks also the fields that were assigned after `params` was made.
-    beam_search = BeamSearch(engine, replace(params))
-    searches = [
-        beam_search.prepare(f"beam-search-{number}", prompt.prompt, prompt.text, **prompt.options)
-        for number, prompt in enumerate(prompts)
-    ]
+    runner = BeamSearch(engine, replace(params))
+    searches = []
+    for number, prompt in enumerate(prompts):
+        request_id = f"beam-search-{number}"
+        searches.append(runner.prepare(request_id, prompt.prompt, prompt.text, **prompt.options))
+
     progress = Progress(len(searches), use_tqdm)
     try:
-        return beam_search.run(searches, concurrency_limit, on_end=lambda: progress.bar.update(1))
+        return runner.run(searches, concurrency_limit, on_end=lambda: progress.bar.update(1))
     finally:
         progress.close()

@@ -59,12 +59,22 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     return engine
 
 
+def load_adapters_on_demand(engine: LLMEngine) -> None:
+    """Have this engine's requests ask for an adapter with a LoRARequest instead of a name. An engine without
+    adapters stays as it is.
+    """
+    if isinstance(engine.adapters, AdapterManager):
+        engine.adapters = OnDemand(engine.adapters, engine.config)
+
+
 def _compose(
     devices: Devices, recording: Recording | None, listeners: Sequence[Listener], watchers: Watchers
 ) -> LLMEngine:
-    """The engine, made of the loaded models. Raises ValueError if an option cannot be met."""
+    """The engine, made of the loaded models. With a `recording`, all its steps are written there. Raises
+    ValueError if an option cannot be met.
+    """
     args, slots, sizes = devices.args, devices.slots, devices.sizes
-    # 1. Executors of the model and of the draft model, which record their steps if that is asked for.
+    # 1. Executors, which compute the steps of the model and of the draft model.
     executor = devices.executor
     draft_executor: Executor | None = devices.draft_runner
     if recording is not None:
@@ -82,13 +92,14 @@ def _compose(
     # 3. Capabilities: objects that the engine calls around each step.
     engine_class = AheadEngine if args.async_scheduling else LLMEngine
     capabilities: list[Capability] = []
-    if devices.speculative:
-        config = devices.speculative
-        step_times = config.step_times or _measured_step_times(devices, config, engine_class)
-        capabilities.append(_speculation(devices, config, scheduler, draft_executor, step_times))
-    extensions: list[Contribution] = [
-        wiring_of(letter).contribution(devices) for letter in BRING_CAPABILITIES if is_here(letter)
-    ]
+    speculative = devices.speculative
+    if speculative is not None:
+        step_times = speculative.step_times or _measured_step_times(devices, speculative, engine_class)
+        capabilities.append(_speculation(devices, speculative, scheduler, draft_executor, step_times))
+    extensions: list[Contribution] = []
+    for letter in BRING_CAPABILITIES:
+        if is_here(letter):
+            extensions.append(wiring_of(letter).contribution(devices))
     capabilities += [extension.capability for extension in extensions]
     # 4. The engine.
     engine = engine_class(
@@ -110,17 +121,27 @@ def _compose(
     return engine
 
 
+def _open_recording(path: str | Path) -> Recording:
+    """The recording at `path`, opened for writing. Raises ValueError if no file can be written there."""
+    try:
+        return Recording(path)
+    except OSError as error:
+        raise ValueError(f"record={str(path)!r}: {error.strerror}") from None
+
+
 def _recorded(devices: Devices, recording: Recording) -> tuple[Executor, Executor | None]:
-    """The executors of the model and of the draft model, which now write each step into `recording`. Also
-    writes the recording's first line, and from now on a line for each adapter that gets a slot.
+    """The executors of the model and of the draft model (None without one), which write each step into
+    `recording`. Also writes the recording's first line now, and later a line for each adapter that gets a
+    slot.
     """
     recording.write_about(recording_header(devices.args))
     if devices.slots:
         devices.slots.on_assign.append(lambda slot, adapter: recording.write_adapter(slot, adapter.folder))
     executor = RecordedExecutor(devices.executor, recording, "model")
-    if devices.draft_runner is None:
-        return executor, None
-    return executor, RecordedExecutor(devices.draft_runner, recording, "draft")
+    draft_executor = None
+    if devices.draft_runner is not None:
+        draft_executor = RecordedExecutor(devices.draft_runner, recording, "draft")
+    return executor, draft_executor
 
 
 def _supported_fields(devices: Devices, extensions: Sequence[Contribution]) -> frozenset[str]:
@@ -137,22 +158,6 @@ def _supported_fields(devices: Devices, extensions: Sequence[Contribution]) -> f
     return fields
 
 
-def load_adapters_on_demand(engine: LLMEngine) -> None:
-    """Have this engine's requests ask for an adapter with a LoRARequest instead of a name. An engine without
-    adapters stays as it is.
-    """
-    if isinstance(engine.adapters, AdapterManager):
-        engine.adapters = OnDemand(engine.adapters, engine.config)
-
-
-def _open_recording(path: str | Path) -> Recording:
-    """The recording at `path`, opened for writing. Raises ValueError if no file can be written there."""
-    try:
-        return Recording(path)
-    except OSError as error:
-        raise ValueError(f"record={str(path)!r}: {error.strerror}") from None
-
-
 def _speculation(
     devices: Devices,
     config: SpeculativeConfig,
@@ -161,7 +166,8 @@ def _speculation(
     step_times: StepTimes,
 ) -> Speculation:
     """Speculation for one scheduler. A draft model proposes the tokens if `draft_executor` is given;
-    otherwise n-grams of the request's own text do. `step_times` has the seconds that steps with drafts take.
+    otherwise they are looked up in the request's own text. `step_times` has the seconds that steps with
+    drafts take.
     """
     proposer: Proposer
     if draft_executor is not None and devices.draft_config is not None:

@@ -55,15 +55,16 @@ def kv_cache_bytes(
         return num_bytes
     free, total = free_and_total_memory(parameter.device)
     share = args.gpu_memory_utilization
-    if parameter.is_cuda:
-        if share is None:
-            return int(MEMORY_SHARE * free)
+    if parameter.is_cuda and share is not None:  # a share of all its memory, less what is in use
         in_use = total - free  # by the model, and by other processes
         return max(0, int(share * total) - in_use)
+    share_of_free = int((MEMORY_SHARE if share is None else share) * free)
+    if parameter.is_cuda:
+        return share_of_free
     # Other programs need a CPU's memory, too, so take no more than the sequences of a step can fill.
     tokens_per_sequence = _num_blocks(args, sizes.max_model_len) * _block_size(args)
     max_useful = sizes.max_num_seqs * tokens_per_sequence * _token_bytes(configs, parameter)
-    return min(max_useful, int((share or MEMORY_SHARE) * free) // num_processes)
+    return min(max_useful, share_of_free // num_processes)
 
 
 def make_memory(

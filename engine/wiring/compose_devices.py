@@ -39,7 +39,9 @@ class LoadedModels:
 
     @property
     def configs(self) -> list[ModelConfig]:
-        """Of the model and, if there is one, of the draft model. They share the bytes for keys and values."""
+        """The model's config and, if there is a draft model, its config. These models share the bytes for
+        keys and values.
+        """
         models = [self.model] if self.draft is None else [self.model, self.draft]
         return [model.config for model in models]
 
@@ -95,7 +97,9 @@ def make_devices(models: LoadedModels, rank: Rank | None) -> Devices:
         slots=models.slots,
         speculative=models.speculative,
     )
-    return devices if models.draft is None else _with_draft(devices, models, models.draft, draft_probs)
+    if models.draft is None:
+        return devices
+    return _with_draft(devices, models, models.draft, draft_probs)
 
 
 def _with_kv_cache_bytes(models: LoadedModels, rank: Rank | None) -> LoadedModels:
@@ -129,7 +133,7 @@ def _model_runner(
         sum_parts=rank.all_reduce_sum if rank else None,
         has_head=rank is None or rank.chooses,
     )
-    runner.scores = [*logprobs_of(models.tokenizer, models.model.logits)]
+    runner.scores = list(logprobs_of(models.tokenizer, models.model.logits))
     if models.slots:
         runner.before.append(models.slots.prepare)
     if speculative:

@@ -4,9 +4,9 @@ Defaults that depend on the model, such as `max_model_len`, are filled in where 
 (devices.py).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +69,9 @@ def options_of(args: EngineArgs) -> dict[str, Any]:
     """The options as JSON has them: paths, devices and dtypes become their names. `EngineArgs` takes them."""
     options = {}
     for name, value in asdict(args).items():
-        if not isinstance(value, int | float | Mapping | None):
+        if isinstance(value, torch.dtype):
             value = str(value).removeprefix("torch.")  # torch.float16 becomes float16
+        elif isinstance(value, Path | torch.device):
+            value = str(value)
         options[name] = value
     return options

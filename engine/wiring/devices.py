@@ -139,7 +139,8 @@ def _load(
     transform = partial(
         _transformed, args=args, sizes=sizes, quantization=quantization, slots=slots, rank=rank
     )
-    with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
+    on_cpu = str(args.device).startswith("cpu")
+    with huge_pages() if on_cpu else nullcontext():
         return load_model(
             model,
             args.device,

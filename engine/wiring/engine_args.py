@@ -2,8 +2,8 @@
 
 The names are vLLM's. `LLM(...)` takes the options as keywords. The commands of `ruvon` take them as flags,
 which engine/cli/engine_flags.py makes from this class: a field added here becomes a flag with its help. This
-module checks only what can be checked without a model; engine/wiring/devices.py checks the rest. The
-module imports no torch, so that `--help` answers at once.
+module checks only what can be checked without a model; what builds the engine (compose.py) checks the rest.
+The module imports no torch, so that `--help` answers at once.
 """
 
 import argparse
@@ -224,8 +224,9 @@ class EngineArgs:
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
         source = str(self.generation_config)
-        has_file = source.strip() and Path(source, "generation_config.json").is_file()
-        if source not in (FROM_MODEL, FROM_VLLM) and not has_file:
+        is_blank = not source.strip()  # as a path it would be the current folder
+        has_file = Path(source, "generation_config.json").is_file()
+        if source not in (FROM_MODEL, FROM_VLLM) and (is_blank or not has_file):
             raise ValueError(
                 f"generation_config={source!r}: accepted are {FROM_MODEL}, {FROM_VLLM}, and a folder "
                 "with a generation_config.json"
@@ -269,13 +270,7 @@ def _check_value(spec: Field, value: Any) -> None:
     accepted = choices(spec.type)
     if accepted and value not in accepted:
         raise ValueError(f"{spec.name}={value!r}: accepted are {', '.join(map(str, accepted))}")
-    members = union_members(spec.type)
-    if value is not None or NoneType not in members:
-        is_count = int in members and spec.name != "seed"  # all other whole numbers count something
-        if is_count and not (_is_number(value, int) and value >= 1):
-            raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-        if float in members and not _is_number(value, int | float):
-            raise ValueError(f"{spec.name}={value!r}: a number is accepted")
+    _check_number(spec, value)
     letter = spec.metadata["extension"]
     if letter and value != spec.default and not is_here(letter):
         extension = f"Extension {letter} ({EXTENSIONS[letter]})"
@@ -283,6 +278,18 @@ def _check_value(spec: Field, value: Any) -> None:
             f"{spec.name}={value!r}: comes with {extension}, whose files are not here; {spec.default!r} is "
             "accepted"
         )
+
+
+def _check_number(spec: Field, value: Any) -> None:
+    """Check the value of a field whose type is a number; nothing for other fields. Raises ValueError."""
+    members = union_members(spec.type)
+    if value is None and NoneType in members:
+        return
+    is_count = int in members and spec.name != "seed"  # all other whole numbers count something
+    if is_count and not (_is_number(value, int) and value >= 1):
+        raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
+    if float in members and not _is_number(value, int | float):
+        raise ValueError(f"{spec.name}={value!r}: a number is accepted")
 
 
 def _is_number(value: Any, kind: type | UnionType) -> bool:
@@ -312,3 +319,8 @@ def choices(kind: Any) -> tuple:
 def union_members(kind: Any) -> tuple:
     """The types of a union such as `int | None`. For a type that is no union, the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def takes_mapping(kind: Any) -> bool:
+    """Whether a field of this type accepts a mapping: its type is a Mapping, or a union with one."""
+    return any(get_origin(member) is Mapping for member in union_members(kind))

@@ -1,8 +1,9 @@
 """Lettered extensions: which there are, and whether their files are here. Part 20.
 
-An extension comes after Part 20, so no file of Part 20 imports an extension's. Its modules are found by their
-names instead: in this folder (and in cli/, if it has commands), one has the extension's slug for a name. The
-names of others, here and in other folders, are known to their callers. Imports no torch.
+An extension comes after Part 20, so no file of Part 20 imports an extension's. They are looked for by name
+instead. Each extension has a module named by its slug in this folder (`wiring_of`), and another in cli/ if it
+has something for the command line. Further modules in this folder may be there or not (`optional_module`).
+Imports no torch.
 """
 
 from importlib import import_module

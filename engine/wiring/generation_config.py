@@ -1,7 +1,8 @@
 """Reads the generation_config.json that `EngineArgs.generation_config` selects. Part 20's wiring.
 
-It is the model's file, another folder's, or none. The file recommends sampling parameters, which `LLM` and
-`ruvon serve` use for a request that gives none. The file also names the tokens that end a text.
+It is the model's file, another folder's, or none. The file recommends sampling parameters: `LLM` uses them
+for a prompt without SamplingParams, and `ruvon serve` uses each for a request that does not give it. The file
+also names the tokens that end a text.
 """
 
 from dataclasses import replace
@@ -21,9 +22,11 @@ def recommended_values(args: EngineArgs) -> dict[str, Any]:
     """
     if args.generation_config == FROM_VLLM:
         return {}
-    folder = resolve(args.model if args.generation_config == FROM_MODEL else args.generation_config)
-    path = folder / "generation_config.json"
-    return recommended_params(read_json(path)) if path.exists() else {}
+    source = args.model if args.generation_config == FROM_MODEL else args.generation_config
+    path = resolve(source) / "generation_config.json"
+    if not path.exists():
+        return {}
+    return recommended_params(read_json(path))
 
 
 def defaults_line(args: EngineArgs) -> str:

@@ -123,16 +123,14 @@ class LLM:
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         conversations = read_conversations(messages)
-        given_params = self._params_of_each(sampling_params, len(conversations))
-        parsed, params_of_each = [], []
-        for conversation, params in zip(conversations, given_params, strict=True):
-            if continue_final_message:
-                params_of_each.append(params_for_rest(params, conversation[-1]["content"]))
-            else:
-                params_of_each.append(params)
-            parsed.append(
-                conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
-            )
+        params_of_each = self._params_of_each(sampling_params, len(conversations))
+        parsed = []
+        for conversation, params in zip(conversations, params_of_each, strict=True):
+            prompt = conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
+            parsed.append(prompt)
+        if continue_final_message:
+            for i, conversation in enumerate(conversations):
+                params_of_each[i] = params_for_rest(params_of_each[i], conversation[-1]["content"])
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, params_of_each, use_tqdm)
@@ -224,18 +222,18 @@ class LLM:
         cache = self.engine.scheduler.cache
         return cache.reset_prefix_cache() if isinstance(cache, PagedCache) else True
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of generation_config.json (see `EngineArgs.generation_config`), or
+        SamplingParams() if there are none.
+        """
+        return SamplingParams(**recommended_values(self.args))
+
     def __getattr__(self, name: str) -> NoReturn:
         """Raise AttributeError. Python calls this for an attribute that does not exist; for a method that
         vLLM has, the message says why it is absent here.
         """
         why = f": {ABSENT[name]}" if name in ABSENT else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of generation_config.json (see `EngineArgs.generation_config`), or
-        SamplingParams() if there are none.
-        """
-        return SamplingParams(**recommended_values(self.args))
 
     def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
         """Put each prompt's adapter into its options. It is loaded when the request is queued. Raises
@@ -283,25 +281,27 @@ class LLM:
         """Queue a request. Returns the request's id."""
         request_id = str(next(self._request_numbers))
         samples = self.engine.make_requests(request_id, parsed.prompt, params, **parsed.options)
-        self.engine.add(request_id, samples, parsed.prompt if parsed.text is None else parsed.text)
+        shown_prompt = parsed.prompt if parsed.text is None else parsed.text
+        self.engine.add(request_id, samples, shown_prompt)
         return request_id
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
         """Yield outputs of these requests until all have finished. Raises RuntimeError if one fails."""
         unfinished = set(ids)
         while unfinished:
-            if not any(request_id in self._inbox for request_id in unfinished):
-                # A step serves the requests of all streams; each stream later takes its own outputs.
-                self._inbox |= {output.request_id: output for output in self.engine.step()}
+            if self._inbox.keys().isdisjoint(unfinished):
+                # A step serves the requests of all streams. Each stream takes its own outputs later.
+                for output in self.engine.step():
+                    self._inbox[output.request_id] = output
             for request_id in ids:
-                output = self._inbox.pop(request_id, None)
-                if output is None:
+                latest = self._inbox.pop(request_id, None)
+                if latest is None:
                     continue
-                if output.error:
-                    raise RuntimeError(f"request {request_id} failed: {output.error}")
-                if output.finished:
+                if latest.error:
+                    raise RuntimeError(f"request {request_id} failed: {latest.error}")
+                if latest.finished:
                     unfinished.discard(request_id)
-                yield output
+                yield latest
 
     def _forget(self, ids: list[str]) -> None:
         """Abort the unfinished ones of these requests, and drop outputs that were not read."""

@@ -50,14 +50,19 @@ def read_metrics(registry: CollectorRegistry) -> list[Metric]:
 
 
 def _metrics_of(family: Family) -> Iterator[Metric]:
-    """The metrics of one family: one for each set of labels."""
+    """The metrics of one family: one for each set of labels. There are none if the family is no histogram,
+    counter or gauge.
+    """
     if family.type == "histogram":
         yield from _histograms_of(family)
-    for sample in family.samples:
-        if family.type == "counter" and sample.name == f"{family.name}_total":
-            value = int(sample.value) if sample.value == int(sample.value) else sample.value
-            yield Counter(family.name, dict(sample.labels), value)
-        elif family.type == "gauge":
+    elif family.type == "counter":
+        for sample in family.samples:
+            if sample.name == f"{family.name}_total":  # the other sample is the time of its creation
+                is_whole = sample.value == int(sample.value)
+                value = int(sample.value) if is_whole else sample.value
+                yield Counter(family.name, dict(sample.labels), value)
+    elif family.type == "gauge":
+        for sample in family.samples:
             yield Gauge(family.name, dict(sample.labels), sample.value)
 
 
@@ -68,7 +73,8 @@ def _histograms_of(family: Family) -> Iterator[Histogram]:
     histograms: dict[tuple, Histogram] = {}  # by labels, without `le`
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
-        histogram = histograms.setdefault(tuple(labels.items()), Histogram(family.name, labels, 0, 0.0, {}))
+        empty = Histogram(family.name, labels, count=0, sum=0.0, buckets={})
+        histogram = histograms.setdefault(tuple(labels.items()), empty)
         if sample.name.endswith("_bucket"):
             histogram.buckets[sample.labels["le"]] = int(sample.value)
         elif sample.name.endswith("_count"):

@@ -32,8 +32,8 @@ class Progress:
         self._start = self._refreshed = time.perf_counter()
 
     def count(self, output: RequestOutput) -> None:
-        """Count the output's new tokens; an output holds all tokens of its request so far. Does nothing
-        without a bar.
+        """Count the output's new tokens, and its prompt if it is finished. An output holds all tokens of
+        its request so far. Does nothing without a bar.
         """
         if self.bar.disable:
             return
@@ -42,15 +42,18 @@ class Progress:
             self.num_input_tokens += len(output.prompt_token_ids)
         self.num_output_tokens += num_tokens - self._counted.get(output.request_id, 0)
         self._counted[output.request_id] = num_tokens
+
         now = time.perf_counter()
         if output.finished or now - self._refreshed > REFRESH_SECONDS:
             self._refreshed = now
             seconds = now - self._start
             input_speed, output_speed = self.num_input_tokens / seconds, self.num_output_tokens / seconds
             speed = f"input: {input_speed:,.0f} tokens/s, output: {output_speed:,.0f} tokens/s"
+            # For a finished prompt the drawing is left to `update`, which has the new number of prompts.
             self.bar.set_postfix_str(speed, refresh=not output.finished)
-            self.bar.update(1 if output.finished else 0)
+        if output.finished:
+            self.bar.update(1)
 
     def close(self) -> None:
-        """Leave the bar as it is, or remove it if it was made so."""
+        """End the bar. Its last state stays in the terminal, unless the bar was made with `leave=False`."""
         self.bar.close()

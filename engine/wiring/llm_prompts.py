@@ -44,6 +44,7 @@ def read_prompts(prompts: object) -> list[ParsedPrompt]:
     """Read one PromptInput or several. Returns one ParsedPrompt each, in order. Raises ParameterError if one
     of them has another form.
     """
+    # Bytes are refused as one prompt, and not number by number.
     is_single_prompt = isinstance(prompts, str | bytes | bytearray | Mapping) or _is_ids(prompts)
     if is_single_prompt or not isinstance(prompts, Iterable):
         return [read_prompt(prompts)]

@@ -1,6 +1,6 @@
 """A tokenizer under Hugging Face's names: it can be called, and has the model's chat template. Part 20.
 
-Promises the ids and texts of the engine's own `Tokenizer` and `ChatTemplate`, which do not know each other.
+The ids and texts are those of the engine's own `Tokenizer` and `ChatTemplate`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,13 +66,13 @@ class ChatTokenizer:
         no conversation, if there is no template or if it refuses the conversation, and for ids as
         `chat_prompt` does; CheckpointError if the template cannot be read.
         """
-        (conversation,) = read_conversations([conversation])
+        messages = read_conversations([conversation])[0]  # a list of several conversations is refused
         template = chat_template_of(self.name, chat_template)
         try:
             if not tokenize:
-                return template.render(conversation, add_generation_prompt, continue_final_message, variables)
+                return template.render(messages, add_generation_prompt, continue_final_message, variables)
             _, ids = chat_prompt(
-                conversation,
+                messages,
                 template,
                 self.tokenizer,
                 self.config,

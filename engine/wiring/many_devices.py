@@ -40,27 +40,48 @@ def load_devices(args: EngineArgs) -> Devices:
     """
     _refuse_indivisible(args)
     size, device_names = args.tensor_parallel_size, _device_names(args)
-    # NCCL needs a GPU for each rank.
-    backend = "nccl" if device_names[0] != "cpu" and len(set(device_names)) == size else "gloo"
+    each_has_a_gpu = device_names[0] != "cpu" and len(set(device_names)) == size
+    backend = "nccl" if each_has_a_gpu else "gloo"
     workers = _start_workers(args, device_names, backend)
     try:
-        workers.wait_until_ready()
-        with workers.raising_rank_lost():
-            group = Group(0, size, workers.store, torch.device(device_names[0]), backend)
-        workers.on_stop(group.close)
-        try:
-            devices = load_one_device(replace(args, device=device_names[0]), ProcessRank(group, workers))
-        except RuntimeError:  # perhaps of a sum: then RankLost says which rank's end is the cause
-            with workers.raising_rank_lost():
-                raise
+        devices = _load_rank_0(args, device_names[0], workers, backend)
     except RankLost as error:
         workers.stop()
         raise ValueError(f"tensor_parallel_size={size}: {error}") from error
     except BaseException:
         workers.stop()
         raise
-    # The options of the engine name all its devices again, and not rank 0's alone.
+    # The engine's options name the kind of all its devices, such as cuda, and not rank 0's device alone.
     return replace(devices, args=replace(devices.args, device=torch.device(device_names[0]).type))
+
+
+def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
+    """Add the metrics of each rank to `metrics`. `engine` runs on several ranks."""
+    from engine.telemetry.ranks import RankMetrics  # here: prometheus_client is optional
+
+    executor = engine.executor
+    if isinstance(executor, RecordedExecutor):
+        executor = executor.executor
+    assert isinstance(executor, LeadingExecutor)  # `load_devices` makes no other
+    RankMetrics(executor.workers, metrics)
+
+
+def _load_rank_0(args: EngineArgs, device_name: str, workers: Workers, backend: str) -> Devices:
+    """Join the group with the other ranks, and load rank 0's part of the model on its device.
+
+    Raises RankLost if another rank ends, and in place of a RuntimeError of this rank. Raises CheckpointError
+    or ValueError as `load_one_device` does.
+    """
+    workers.wait_until_ready()
+    with workers.raising_rank_lost():
+        group = Group(0, args.tensor_parallel_size, workers.store, torch.device(device_name), backend)
+    workers.on_stop(group.close)
+    try:
+        return load_one_device(replace(args, device=device_name), ProcessRank(group, workers))
+    except RuntimeError:
+        # A sum fails if another rank ends. Then RankLost says why that rank has ended.
+        with workers.raising_rank_lost():
+            raise
 
 
 def _start_workers(args: EngineArgs, device_names: list[str], backend: str) -> Workers:
@@ -96,17 +117,6 @@ def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:
         return None
     num_drafts = SpeculativeConfig.from_dict(args.speculative_config).num_speculative_tokens
     return {"method": "ngram", "num_speculative_tokens": num_drafts}
-
-
-def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
-    """Add the metrics of each rank to `metrics`. `engine` runs on several ranks."""
-    from engine.telemetry.ranks import RankMetrics  # here: prometheus_client is optional
-
-    executor = engine.executor
-    if isinstance(executor, RecordedExecutor):
-        executor = executor.executor
-    assert isinstance(executor, LeadingExecutor)  # `load_devices` makes no other
-    RankMetrics(executor.workers, metrics)
 
 
 def _refuse_indivisible(args: EngineArgs) -> None:

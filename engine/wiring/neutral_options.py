@@ -27,7 +27,8 @@ class Neutral(NamedTuple):
     def accepts(self, value: Any) -> bool:
         """Whether `value` is one of the accepted values. To Python, False equals 0; here it does not."""
         is_bool = isinstance(value, bool)
-        return any(isinstance(known, bool) is is_bool and known == value for known in self.values)
+        comparable = [accepted for accepted in self.values if isinstance(accepted, bool) == is_bool]
+        return value in comparable
 
 
 ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
@@ -91,7 +92,7 @@ def take_neutral_options(options_class: type[Options]) -> type[Options]:
     @wraps(init)
     def neutral_init(self: Options, *values: Any, **named_values: Any) -> None:
         for name in NEUTRAL.keys() & named_values.keys():
-            _check_option(name, named_values.pop(name))
+            _check_option(name, named_values.pop(name))  # the dataclass has no such field
         init(self, *values, **named_values)
 
     # mypy does not want a method to be assigned. A dataclass has an __init__, so this replaces it.

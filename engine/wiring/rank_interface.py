@@ -1,6 +1,7 @@
-"""What a device asks of its rank where several devices share a model. Part 20's wiring.
+"""`Rank`: what the wiring asks of a rank, if several devices share a model. Part 20's wiring.
 
-Extension A has the rank (engine/parallel/rank.py); a device that has the whole model has none.
+Extension A implements it: `ProcessRank` of engine/parallel/rank.py. A process that has the whole model has no
+rank; functions that take a rank then get None.
 """
 
 from typing import Protocol

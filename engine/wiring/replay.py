@@ -27,17 +27,32 @@ from engine.wiring.engine_args import EngineArgs
 
 MAX_HEADER_CHARACTERS = 2**20  # that are read of a recording's first line
 # Options of what watches an engine. Steps do not depend on them, and a file cannot ask for them.
-WATCHING = {"record", "trace", "otlp_traces_endpoint"}
+WATCHING_OPTIONS = {"record", "trace", "otlp_traces_endpoint"}
 
 
 def recording_header(args: EngineArgs) -> dict[str, Any]:
-    """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
+    """What a recording's first line says: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
     # Steps depend on none of these, and another machine need not have their paths.
-    left_out = WATCHING | {"generation_config"}
+    left_out = WATCHING_OPTIONS | {"generation_config"}
     values = {name: value for name, value in options_of(args).items() if name not in left_out}
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
+
+
+def args_of(path: str | Path) -> EngineArgs:
+    """The options of the engine that wrote this recording. Raises ValueError if the file cannot be read, is
+    not a recording, or has options that are refused.
+    """
+    recorded_args = _recorded_args(path)
+    if not isinstance(recorded_args, dict) or not isinstance(recorded_args.get("model"), str):
+        raise ValueError(f"{path}: no recording: its first line does not say how the engine was made")
+    names = {spec.name for spec in fields(EngineArgs)} - WATCHING_OPTIONS
+    values = {name: value for name, value in recorded_args.items() if name in names}
+    try:
+        return EngineArgs(**values)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"line 1: {error}") from None
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]:
@@ -51,12 +66,13 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]
     args = args_of(path)
     devices = _load(replace(args, model=model) if model else args)
     # 2. The bounds of a recorded step, for each runner.
-    max_positions = devices.sizes.max_model_len
-    bounds = _bounds(devices, devices.runner, max_positions, devices.sizes.max_num_batched_tokens)
+    sizes = devices.sizes
+    bounds = _bounds(devices, devices.runner, sizes.max_model_len, sizes.max_num_batched_tokens)
     runners: dict[str, tuple[Executor, Bounds]] = {"model": (devices.executor, bounds)}
     if devices.draft_runner is not None and devices.draft_config is not None:
-        max_positions = min(max_positions, devices.draft_config.max_positions)
-        runners["draft"] = devices.draft_runner, _bounds(devices, devices.draft_runner, max_positions, None)
+        max_positions = min(sizes.max_model_len, devices.draft_config.max_positions)
+        draft_bounds = _bounds(devices, devices.draft_runner, max_positions, num_tokens=None)
+        runners["draft"] = (devices.draft_runner, draft_bounds)
     # 3. The steps, line by line.
     write_adapter = partial(_write_adapter, devices)
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -64,19 +80,17 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[ComparedStep]
         yield from run_again(file, runners, write_adapter)
 
 
-def _write_adapter(devices: Devices, slot: int, folder: str) -> None:
-    """Read the adapter in `folder` and write its weights to this slot. Raises ValueError for a slot that is
-    not there, and for a folder that cannot be read.
+def _recorded_args(path: str | Path) -> Any:
+    """The options in a recording's first line, of any type; None if the line has none. Raises ValueError if
+    the file cannot be read.
     """
-    slots = devices.slots
-    if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
-        raise ValueError(f"adapter={slot!r}: there is no such slot")
-    if not isinstance(folder, str):
-        raise ValueError(f"folder={folder!r}: a path is expected")
     try:
-        slots.write(slot, read_adapter(folder, devices.config, slots.max_lora_rank, slots.dtype))
-    except (CheckpointError, OSError) as error:
-        raise ValueError(str(error)) from None
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return json.loads(file.readline(MAX_HEADER_CHARACTERS))["about"]["args"]
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON, or JSON of another form
+        return None
 
 
 def _load(args: EngineArgs) -> Devices:
@@ -114,24 +128,16 @@ def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_token
     )
 
 
-def args_of(path: str | Path) -> EngineArgs:
-    """The options of the engine that wrote this recording. Raises ValueError if the file cannot be read, is
-    not a recording, or has options that are refused.
+def _write_adapter(devices: Devices, slot: int, folder: str) -> None:
+    """Read the adapter in `folder` and write its weights to this slot. Raises ValueError for a slot that is
+    not there, and for a folder that cannot be read.
     """
+    slots = devices.slots
+    if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
+        raise ValueError(f"adapter={slot!r}: there is no such slot")
+    if not isinstance(folder, str):
+        raise ValueError(f"folder={folder!r}: a path is expected")
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            header = json.loads(file.readline(MAX_HEADER_CHARACTERS))
-        recorded_args = header["about"]["args"]
-        names_a_model = isinstance(recorded_args["model"], str)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON, or JSON of another form
-        names_a_model = False
-    if not names_a_model:
-        raise ValueError(f"{path}: no recording: its first line does not say how the engine was made")
-    names = {spec.name for spec in fields(EngineArgs)} - WATCHING
-    values = {name: value for name, value in recorded_args.items() if name in names}
-    try:
-        return EngineArgs(**values)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"line 1: {error}") from None
+        slots.write(slot, read_adapter(folder, devices.config, slots.max_lora_rank, slots.dtype))
+    except (CheckpointError, OSError) as error:
+        raise ValueError(str(error)) from None

@@ -17,7 +17,7 @@ from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import ANY_MODEL, wiring_of
 
 if TYPE_CHECKING:
-    from engine.execution.graphs import DecodeGraphs, StepOf
+    from engine.execution.graphs import GraphWay, StepOf
 
 
 def make_runner(
@@ -42,34 +42,37 @@ def make_runner(
         return wiring_of(ANY_MODEL).make_extras_runner(
             args, model, memory, sizes, max_new_tokens, in_flight, has_head
         )
-    device = next(model.parameters()).device
-    last_tokens = LastTokens(sizes.max_num_seqs, device)
-    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
-        if in_flight == 1:  # the host knows every token of a step before it submits the step
-            return ModelRunner([EagerWay(model, memory)], memory)
+    # Made first, so that a max_num_seqs beyond all memory fails in any case.
+    last_tokens = LastTokens(sizes.max_num_seqs, next(model.parameters()).device)
+    if in_flight == 1 and not runs_graphs(args):
+        # The host knows every token of a step before it submits the step, so none is kept on the device.
+        return ModelRunner([EagerWay(model, memory)], memory)
+    if not runs_graphs(args):
         eager = EagerWay(model, memory, upload=last_tokens.upload)
         return ModelRunner([eager], memory, last_tokens=last_tokens)
-    from engine.execution.graphs import GraphWay  # imported here because triton is optional
-    from engine.execution.steps import fastest_steps, verifying_steps
+
+    from engine.execution.steps import fastest_steps, verifying_steps  # imported here: triton is optional
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MAX_NEW_TOKENS
 
-    V = model.config.vocab_size if has_head else 0
-    max_seqs = sizes.max_num_seqs
-    step_of = fastest_steps(model, memory, max_seqs, sum_parts)
-    graphs = decode_graphs(step_of, last_tokens, memory, sizes, V, max_seqs, in_flight)
-    ways: list[Way] = [GraphWay(graphs, V)]
+    assert isinstance(memory, PageMemory)  # otherwise `runs_graphs` is false
+    vocab_size = model.config.vocab_size if has_head else 0
+    max_rows = sizes.max_num_seqs  # one row for each sequence
+    step_of = fastest_steps(model, memory, max_rows, sum_parts)
+    ways: list[Way] = [graph_way(step_of, last_tokens, memory, sizes, vocab_size, max_rows, in_flight)]
     if max_new_tokens > 1:
-        max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
+        max_rows = num_rows(sizes.max_num_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         step_of = verifying_steps(model, memory, max_rows, sum_parts)
-        graphs = decode_graphs(step_of, last_tokens, memory, sizes, V, max_rows, in_flight)
-        ways.append(GraphWay(graphs, V, max_new=MAX_NEW_TOKENS))
+        verifying = graph_way(
+            step_of, last_tokens, memory, sizes, vocab_size, max_rows, in_flight, max_new=MAX_NEW_TOKENS
+        )
+        ways.append(verifying)
     ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 
-def decode_graphs(
+def graph_way(
     step_of: "StepOf",
     last_tokens: LastTokens,
     memory: PageMemory,
@@ -77,14 +80,15 @@ def decode_graphs(
     vocab_size: int,
     max_rows: int,
     in_flight: int,
-) -> "DecodeGraphs":
-    """Graphs of steps of at most `max_rows` rows, recorded if the memory is on a GPU. `step_of` gives the
-    step that computes a number of rows. `vocab_size` is 0 if the steps give no logits. `in_flight` is as in
-    `make_runner`.
+    max_new: int = 1,
+) -> "GraphWay":
+    """The way that computes steps of at most `max_rows` rows as CUDA graphs, which are recorded here if the
+    memory is on a GPU. `step_of` gives the step that computes a number of rows. `vocab_size` is 0 if the
+    steps give no logits. `max_new` is the most new tokens of a sequence. `in_flight` is as in `make_runner`.
     """
-    from engine.execution.graphs import DecodeGraphs
+    from engine.execution.graphs import DecodeGraphs, GraphWay
 
-    return DecodeGraphs(
+    graphs = DecodeGraphs(
         step_of,
         last_tokens,
         vocab_size=vocab_size,
@@ -93,6 +97,7 @@ def decode_graphs(
         capture=last_tokens.chosen.is_cuda,
         in_flight=max(2, in_flight),  # a step that fails once its pass is queued is not waited for
     )
+    return GraphWay(graphs, vocab_size, max_new)
 
 
 def runs_graphs(args: EngineArgs) -> bool:

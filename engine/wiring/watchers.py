@@ -55,12 +55,12 @@ class Watchers:
     def close(self) -> None:
         """Write and send what is left. A second call does nothing."""
         if self._trace is not None:
-            self._trace.close()
+            self._trace.close()  # its file, too
         elif self._file is not None:
             self._file.close()
         if self._spans is not None:
             self._spans.close()
-            self._spans = None
+        self._trace = self._file = self._spans = None
 
 
 def _open_spans(endpoint: str) -> "RequestSpans":

@@ -292,3 +292,20 @@ def test_what_is_asked_wrongly_is_said_at_once(arguments, words):
     message = refusal("bench", "serve", *arguments)
     assert message.startswith("ruvon bench serve: ")
     assert words in message
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        ["--base-url", "http://[::1"],
+        ["--base-url", "http://127.0.0.1:70000"],
+        ["--base-url", "127.0.0.1:8000"],
+        ["--base-url", "http://"],
+        ["--base-url", "http://127.0.0.1:9", "--endpoint", "/v1/\n"],
+        ["--port", "70000"],
+    ],
+)
+def test_where_no_request_can_be_sent_is_said_before_one_is_tried(address):
+    message = refusal("bench", "serve", *address, "--model", "m", "--num-prompts", "1")
+    assert message.startswith("ruvon bench serve: ")
+    assert "an address such as http://127.0.0.1:8000 is accepted" in message

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
@@ -26,7 +27,7 @@ from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.utils.argparse_utils import FlexibleArgumentParser
 from engine.wiring.argparse_flags import add_flags
 from engine.wiring.attention_kernel import NAMES
-from engine.wiring.defaults import with_defaults
+from engine.wiring.defaults import options_of, with_defaults
 from engine.wiring.engine_args import choices, union_members
 from engine.wiring.neutral_options import NEUTRAL
 
@@ -274,3 +275,12 @@ def test_the_members_of_a_union_are_its_types_and_another_types_arguments_are_no
     assert union_members(int | None) == (int, type(None))
     assert union_members(Mapping[str, int]) == (Mapping[str, int],)
     assert union_members(Literal["a", "b"]) == (Literal["a", "b"],)
+
+
+def test_options_as_json_have_a_dtypes_name_and_a_model_keeps_its_own():
+    options = options_of(
+        EngineArgs(model="torch.models/story", tokenizer=Path("torch.x"), dtype=torch.float16)
+    )
+    assert options["model"] == "torch.models/story", "only a dtype loses the word torch"
+    assert (options["tokenizer"], options["dtype"]) == ("torch.x", "float16")
+    assert options_of(EngineArgs(device=torch.device("cuda:1")))["device"] == "cuda:1"
