@@ -80,7 +80,7 @@ class _Sequence:
 class _UnreadPass(NamedTuple):
     """A pass whose drafts are still on the device."""
 
-    number: int  # the pass chooses the draft of this index of each of its sequences
+    number: int  # from 0: the pass chooses draft number `number` of each sequence in `drafting`
     drafting: list[_Sequence]  # those that get a draft, in the order of the pass
     pending: Pending
 
@@ -134,11 +134,12 @@ class DraftModel:
                 sequence.add(draft)
             computing = [sequence for sequence in drafting if sequence.lacks_draft]
             num_passes += 1
-        # 3. Read the drafts. All but the last of each sequence are computed. Noted only now: if a pass fails,
-        #    the step is rolled back, and other tokens may take the places of its own.
+        # 3. Read the drafts.
         for unread in unread_passes:
             for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
                 sequence.drafts[unread.number] = draft
+        # 4. Note what is computed: the `ids` of each sequence, and all its drafts but the last. Only now: if a
+        #    pass fails, the step is rolled back, and other tokens may take the places of its own.
         for sequence in sequences:
             progress = self.cache.draft_progress[sequence.request.id]
             progress.num_tokens, progress.drafts = len(sequence.ids), sequence.drafts[:-1]

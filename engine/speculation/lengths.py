@@ -85,8 +85,9 @@ class DraftLengths:
 
         If steps without drafts are the fastest, a try with drafts may be due, with the best m and k > 0. A
         try costs its time beyond a plain step, and the time to read as many tokens as the last try had to
-        read. A try is due once TRY_SHARE of the time that plain steps of these requests take for as many
-        tokens as were got without drafts since the last try (`_plain_tokens`) is as long as this cost.
+        read. Plain steps earn time for it: TRY_SHARE of the time that they take. The earned time is computed
+        from the tokens that were got without drafts since the last try (`_plain_tokens`), and from the
+        present time of a plain step, which gives S tokens. A try is due if it costs no more than was earned.
         """
         if not request_ids:
             return []
@@ -94,10 +95,11 @@ class DraftLengths:
         S = len(caps)
         rates = np.array([self._rates.get(id, self._mean_rate) for id in request_ids])  # [S]
         order = np.argsort(-rates, kind="stable")  # [S]
+        # `gained` leaves out the one token that a request gets without drafts, too.
         gained = expected_tokens(rates[order], np.array(caps)[order], self.max_drafts) - 1  # [S, K]
         seconds = self.seconds(S)  # [S, K]
-        # 2. Choose the fastest m and k. `argmax` counts row by row, so its index is row · K + k. If k is 0,
-        #    see whether a try is due.
+        # 2. Choose the fastest m and k: row m - 1, column k. `argmax` counts row by row, so its index is
+        #    row · K + k. If k is 0, see whether a try is due.
         speed = (S + gained.cumsum(0)) / seconds  # [S, K]
         row, k = divmod(int(speed.argmax()), self.max_drafts + 1)
         if k == 0:
