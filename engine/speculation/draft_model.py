@@ -99,12 +99,12 @@ class DraftModel:
         its logits. Confirmed drafts are computed already.
         """
         progress = self.cache.draft_progress[request.id]
-        computed = progress.num_tokens
-        for draft, token_id in zip(progress.drafts, ids[computed:], strict=False):
+        num_computed = progress.num_tokens
+        for draft, token_id in zip(progress.drafts, ids[num_computed:], strict=False):
             if draft != token_id:
                 break
-            computed += 1
-        return max(1, len(ids) - computed)
+            num_computed += 1
+        return max(1, len(ids) - num_computed)
 
     def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
         """inputs[n] -> drafts[n]: for each text, at most `max_tokens` tokens that may follow. With 0, the
@@ -114,7 +114,8 @@ class DraftModel:
         for request, ids, max_tokens in inputs:
             start = len(ids) - self.num_unread(request, ids)
             progress = self.cache.draft_progress[request.id]
-            del progress.drafts[max(0, start - progress.num_tokens) :]  # the passes write over their keys
+            # Forget the drafts from `start` on: the passes write over their keys and values.
+            del progress.drafts[max(0, start - progress.num_tokens) :]
             sequences.append(_Sequence(request, ids, max_drafts=max_tokens, start=start, new=ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
@@ -124,7 +125,7 @@ class DraftModel:
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
-            # 2. Read the drafts now if penalties must count them on the host, otherwise at the end.
+            # 2. Read the drafts now if the host counts them for the draws of the next pass, otherwise at the end.
             if any(sequence.request.sampling.is_adjusted for sequence in drafting):
                 drafts = _chosen(pending)
             else:
@@ -138,7 +139,7 @@ class DraftModel:
         for unread in unread_passes:
             for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
                 sequence.drafts[unread.number] = draft
-        # 4. Note what is computed: the `ids` of each sequence, and all its drafts but the last. Only now: if a
+        # 4. Note what is computed: the `ids` of each sequence, and its drafts but for the last. Only now: if a
         #    pass fails, the step is rolled back, and other tokens may take the places of its own.
         for sequence in sequences:
             progress = self.cache.draft_progress[sequence.request.id]
