@@ -125,7 +125,7 @@ class DraftModel:
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
-            # 2. Read the drafts now if the host counts them for the draws of the next pass, otherwise at the end.
+            # 2. Read the drafts now if the host counts them for the next draws, and otherwise at the end.
             if any(sequence.request.sampling.is_adjusted for sequence in drafting):
                 drafts = _chosen(pending)
             else:
@@ -139,8 +139,8 @@ class DraftModel:
         for unread in unread_passes:
             for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
                 sequence.drafts[unread.number] = draft
-        # 4. Note what is computed: the `ids` of each sequence, and its drafts but for the last. Only now: if a
-        #    pass fails, the step is rolled back, and other tokens may take the places of its own.
+        # 4. Note what is computed: the `ids` of each sequence, and its drafts but for the last. Only now:
+        #    if a pass fails, the step is rolled back, and other tokens may take the places of its own.
         for sequence in sequences:
             progress = self.cache.draft_progress[sequence.request.id]
             progress.num_tokens, progress.drafts = len(sequence.ids), sequence.drafts[:-1]
@@ -148,6 +148,7 @@ class DraftModel:
 
     def _batch(self, sequences: Sequence[_Sequence]) -> Batch:
         """The record of a pass that computes the `new` tokens of the sequences."""
+        # 1. The new tokens, and where their keys and values lie.
         query_start = (0, *accumulate(len(sequence.new) for sequence in sequences))
         ends = tuple(sequence.start + len(sequence.new) for sequence in sequences)
         ids = tuple(sequence.request.id for sequence in sequences)
@@ -157,9 +158,10 @@ class DraftModel:
             token_ids += sequence.new
             positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
+        # 2. A row for each sequence that gets a draft: at its last new token.
         counts = tuple(1 if sequence.lacks_draft else 0 for sequence in sequences)
         drafting = [s for s, sequence in enumerate(sequences) if sequence.lacks_draft]
-        rows = tuple(query_start[s + 1] - 1 for s in drafting)  # of the last new tokens
+        rows = tuple(query_start[s + 1] - 1 for s in drafting)
         draws = tuple(_draw_of(sequences[s]) for s in drafting)
         draw_positions = tuple(ends[s] - sequences[s].request.num_prompt_tokens for s in drafting)
         return Batch(
