@@ -23,7 +23,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20  # likeliest tokens returned for each position
-MIN_SIMILARITY = 0.8  # from 0 to 1: of an unknown name and the field that an error suggests in its place
+MIN_SIMILARITY = 0.8  # from 0 to 1: how similar a field must be that an error suggests for an unknown name
 MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
 FLAGS = (
     "ignore_eos",
@@ -185,6 +185,7 @@ class SamplingParams:
             self.allowed_token_ids = _list_of("allowed_token_ids", self.allowed_token_ids, int)
             if not self.allowed_token_ids:
                 raise ParameterError("allowed_token_ids", "allowed_token_ids=[] allows no token")
+        # How many entries, and how long a stop string.
         limits = (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("bad_words", MAX_BAD_WORDS))
         for name, limit in limits:
             length = len(getattr(self, name))
@@ -303,10 +304,14 @@ def _has_type(value: Any, kind: type) -> bool:
 
 def _list_of(name: str, values: Any, kind: type) -> list:
     """`values` as a new list. Raises ParameterError if it is not a list or tuple of `kind`."""
-    is_accepted = isinstance(values, (tuple, list))
-    if is_accepted and not set(map(type, values)) <= {kind}:  # a fast test, for lists of many token ids
-        is_accepted = all(_has_type(value, kind) for value in values)  # subclasses of `kind` are accepted
-    if not is_accepted:
+    if not isinstance(values, list | tuple) or not _all_have_type(values, kind):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
     return list(values)
+
+
+def _all_have_type(values: Sequence[Any], kind: type) -> bool:
+    """Whether each value has the type `kind`, as in `_has_type`."""
+    if set(map(type, values)) <= {kind}:  # the usual case, made fast for lists of many token ids
+        return True
+    return all(_has_type(value, kind) for value in values)  # subclasses of `kind` are accepted, too
