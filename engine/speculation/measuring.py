@@ -56,7 +56,10 @@ class SingleDraft(DraftLengths):
     """Chooses one draft for the first request, and none for the others."""
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
-        return [min(1, cap) if s == 0 else 0 for s, cap in enumerate(caps)]
+        lengths = [0] * len(caps)
+        if caps:
+            lengths[0] = min(1, caps[0])
+        return lengths
 
 
 class FullProposer:
