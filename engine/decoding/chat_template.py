@@ -66,13 +66,15 @@ def guarded(
         raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
     guarded_messages = []
     for message in messages:
-        content, cuts = message["content"], set()  # cuts: the indices where a guard is inserted
+        content = message["content"]
+        cuts: set[int] = set()  # the indices where a guard is inserted
         for token in special_tokens:
             start = content.find(token)
             while start >= 0:
                 cuts.add(start + 1)
                 start = content.find(token, start + 1)  # also finds a token that overlaps this one
-        pieces = (content[a:b] for a, b in pairwise([0, *sorted(cuts), len(content)]))
+        ends = [0, *sorted(cuts), len(content)]
+        pieces = [content[begin:end] for begin, end in pairwise(ends)]
         guarded_messages.append({**message, "content": guard.join(pieces)})
     return guarded_messages, guard
 
