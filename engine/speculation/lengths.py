@@ -117,7 +117,7 @@ class DraftLengths:
 
     def seconds(self, S: int) -> np.ndarray:
         """[S, K]: the seconds of a step of S sequences, of which m = 1 to S have k = 0 to `max_drafts` drafts
-        each, and the others none.
+        each, and the others none. Computed once for each S.
 
         The table knows only steps in which all sequences have equally many drafts. So the time is estimated
         as that of a step of the m sequences alone, plus the time that the others add to a plain step. The
@@ -126,18 +126,24 @@ class DraftLengths:
         single draft.
         """
         if S not in self._seconds:
-            K = self.max_drafts + 1
-            for n in range(len(self._equal_seconds) + 1, S + 1):
-                self._equal_seconds.append([self.times.seconds(n, j) for j in range(K)])
-            equal = np.array(self._equal_seconds[:S])  # [S, K]: of m sequences with k drafts each
-            k, m = np.arange(K), np.arange(1, S + 1)
-            of_others = equal[-1, 0] - equal[:, :1]  # [S, 1]: what S - m sequences without drafts add
-            num_drafts = np.outer(m, k)  # [S, K]: of all sequences together
-            shared = np.interp(num_drafts / S, k, equal[-1])  # [S, K]: if all S sequences share them
-            with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
-            least = np.where(num_drafts, with_single, shared)  # [S, K]
-            self._seconds[S] = np.maximum(equal + of_others, least)
+            self._seconds[S] = self._estimate(S)
         return self._seconds[S]
+
+    def _estimate(self, S: int) -> np.ndarray:
+        """[S, K]: as `seconds`, computed anew."""
+        # 1. The m sequences alone, and what the others add.
+        K = self.max_drafts + 1
+        for n in range(len(self._equal_seconds) + 1, S + 1):
+            self._equal_seconds.append([self.times.seconds(n, k) for k in range(K)])
+        equal = np.array(self._equal_seconds[:S])  # [S, K]: of m sequences with k drafts each
+        of_others = equal[-1, 0] - equal[:, :1]  # [S, 1]: what S - m sequences without drafts add
+        # 2. The least time: that of as many drafts, shared by all S sequences, or that of a single draft.
+        k, m = np.arange(K), np.arange(1, S + 1)
+        num_drafts = np.outer(m, k)  # [S, K]: of all sequences together
+        shared = np.interp(num_drafts / S, k, equal[-1])  # [S, K]
+        with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
+        least = np.where(num_drafts > 0, with_single, shared)  # [S, K]
+        return np.maximum(equal + of_others, least)
 
 
 def expected_tokens(rates: np.ndarray, caps: np.ndarray, max_drafts: int) -> np.ndarray:

@@ -37,8 +37,8 @@ class OutputConstraint:
 
     def masks(self, drafts: Sequence[int]) -> list[Mask]:
         """The masks of a step's rows: first of the row after the output so far, then of the row after each
-        draft. The masks end before the first draft that does not fit: the row before that draft never chooses
-        it, so no later row counts.
+        draft. If a draft does not fit, the row before it never chooses it, so later rows do not count: the
+        masks end with the row before the first such draft.
 
         A constraint that has failed gives a mask that allows no token, so that only its request ends, with an
         error.
