@@ -81,8 +81,8 @@ class Tally:
 
 
 class Speculation:
-    """A `Capability` of the engine. Methods without a docstring are as there. The runner's `select` must be
-    a `RejectionSampler`.
+    """A `Capability` of the engine, where methods without a docstring are described. The runner's `select`
+    must be a `RejectionSampler`.
     """
 
     def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: DraftLengths) -> None:

@@ -45,12 +45,11 @@ class DraftSampler:
         if not any(row.temperature for row in draws.rows):
             return choose(logits, batch)
         probs = distribution(logits.values, draws.rows, draws.positions)  # [R, V]
-        seq_ids = [
-            seq_id for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count
-        ]  # [R]
-        for seq_id, row, position, p in zip(seq_ids, draws.rows, draws.positions, probs, strict=True):
+        seq_ids = [id for id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count]  # [R]
+        row_probs = probs.unbind()  # [V] for each of R rows
+        for r, row in enumerate(draws.rows):
             if row.temperature and not row.names_seed:
-                self.draft_probs.put(seq_id, position, p)
+                self.draft_probs.put(seq_ids[r], draws.positions[r], row_probs[r])
         return draw(probs, [row.seed for row in draws.rows], draws.positions)
 
 

@@ -136,7 +136,7 @@ class Compiler:
 
     def _continuation(self, params: StructuredOutputsParams) -> Structure:
         """The structure of what may follow `params.prefix`. In whatever tokens the prefix is read, the same
-        bytes lead to the same place. Raises as `compile` does, and if no output begins with the prefix.
+        bytes lead to the same place. Raises ParameterError, also if no output begins with the prefix.
         """
         assert params.prefix is not None
         matcher = self.compile(replace(params, prefix=None)).start()
