@@ -25,7 +25,9 @@ class ProposerInput(NamedTuple):
     """What a proposer gets for one request."""
 
     request: Request
-    ids: list[int]  # the text: all known tokens of prompt and output
+    ids: list[
+        int
+    ]  # the text: all known tokens of prompt and output, or the first of them (`_within_catch_up`)
     max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
 
 
@@ -72,8 +74,9 @@ class Tally:
         """Count a draft of `proposed` tokens, of which the first `accepted` were accepted. 0 proposed tokens
         are no draft, and change nothing.
         """
-        if proposed:
-            self.drafts += 1
+        if not proposed:
+            return
+        self.drafts += 1
         self.proposed += proposed
         self.accepted += accepted
         for i in range(accepted):
