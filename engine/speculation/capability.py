@@ -25,9 +25,8 @@ class ProposerInput(NamedTuple):
     """What a proposer gets for one request."""
 
     request: Request
-    ids: list[
-        int
-    ]  # the text: all known tokens of prompt and output, or the first of them (`_within_catch_up`)
+    # The text: all known tokens of prompt and output, or the first of them (`_within_catch_up`).
+    ids: list[int]
     max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
 
 
