@@ -185,14 +185,17 @@ def chat_prompt(
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
-    `add_generation_prompt`, `continue_final_message` and `variables` are as in `ChatTemplate.render`. Only
-    the template writes special tokens: special tokens in `tools` and in GUARDED_FIELDS of messages are
-    encoded as ordinary text, other fields and `variables` may not have any, and the tokenizer adds those that
-    it puts around every text only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
+    `add_generation_prompt`, `continue_final_message`, `variables` and `tools` are as in
+    `ChatTemplate.render`. `truncate` is as in `prompt_token_ids`. Only the template writes special tokens:
 
-    Raises ChatError as `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does, for
-    `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
-    vLLM's field, `chat_template_kwargs`) that are arguments of their own.
+    - Special tokens in `tools`, and in GUARDED_FIELDS of messages, are encoded as ordinary text.
+    - Other fields of messages and `variables` may not have any.
+    - The tokenizer adds those that it puts around every text only with `add_special_tokens`.
+
+    Raises ChatError as `guarded` and `ChatTemplate.render` do, and for a special token where none may be.
+    Raises ParameterError as `prompt_token_ids` does, for `add_generation_prompt` and
+    `continue_final_message` together, and for `variables` that are arguments of their own (the error's field
+    is vLLM's, `chat_template_kwargs`).
     """
     text, guard = guarded_text(
         messages, template, tokenizer, add_generation_prompt, continue_final_message, variables, tools

@@ -44,8 +44,8 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     """Choose a token for each row: logits[R, V] -> token ids[R].
 
     `rows` [R] has the parameters of each row. positions[R] is the index of each row's token in its request's
-    output, from 0. By default, it is the length of the output so far. A row that may choose no token, or
-    whose largest logit is not finite, gives NO_TOKEN.
+    output, from 0. By default, it is the length of the output so far; a `Draw` does not know it, and raises
+    TypeError. A row that may choose no token, or whose largest logit is not finite, gives NO_TOKEN.
     """
     if positions is None:
         positions = next_positions(rows)
