@@ -58,8 +58,7 @@ def _why_multiples_refused(parts: list[dict[str, Any]]) -> str | None:
     common_multiple, total = 1, 0
     for part in parts:
         value = part.get("multipleOf")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or value == 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
             continue
         digits = _without_zeros(value)
         common_multiple = math.lcm(common_multiple, digits)
