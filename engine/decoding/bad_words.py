@@ -19,8 +19,8 @@ class BadWords:
         have one of a word's tokens.
         """
         self._single_tokens: set[int] = set()  # words of one token, which are always forbidden
-        # The other words, by their last token but one: a step compares only those that the output's last
-        # token may lead to.
+        # The other words, by their last token but one: only those that are listed under the last token of the
+        # output have to be compared with it.
         self._by_previous: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         self._longest = 1  # tokens of the longest word
         for word in words:
@@ -57,8 +57,8 @@ def bad_words_of(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) 
 
 
 def _spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The token ids of `word` without and with a space before it. Most tokenizers have different tokens for
-    the two.
+    """The token ids of `word` without and with a space before it: most tokenizers have different tokens for
+    the two. Raises ParameterError if the tokenizer refuses the word.
     """
     word = word.lstrip()
     try:

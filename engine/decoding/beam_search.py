@@ -160,7 +160,7 @@ class BestAnswers(Generic[Answer]):
         same penalized score.
         """
         self.kept.append((penalized(score, num_tokens, self.length_penalty), answer))
-        self.kept.sort(key=lambda entry: entry[0], reverse=True)  # equal scores keep their order
+        self.kept.sort(key=lambda entry: entry[0], reverse=True)  # by score; equal scores keep their order
         del self.kept[self.width :]
 
     def may_improve(self, best_running: float, num_tokens: int) -> bool:
@@ -173,4 +173,5 @@ class BestAnswers(Generic[Answer]):
         """
         if len(self.kept) < self.width:
             return not math.isinf(best_running)
-        return penalized(best_running, num_tokens, self.length_penalty) > self.kept[-1][0]
+        worst_score, _ = self.kept[-1]
+        return penalized(best_running, num_tokens, self.length_penalty) > worst_score

@@ -28,7 +28,7 @@ from engine.text.tokenizer import Tokenizer
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, which no text should have
-# Variables of a template, and one of vLLM's options, that are arguments of a request and not of its template.
+# Names that `variables` may not have: they are arguments of their own, here or in vLLM.
 ARGUMENTS = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
@@ -66,13 +66,15 @@ def guarded(
         raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
     guarded_messages = []
     for message in messages:
-        content, cuts = message["content"], set()  # cuts: the indices where a guard is inserted
+        content = message["content"]
+        cuts: set[int] = set()  # the indices where a guard is inserted
         for token in special_tokens:
             start = content.find(token)
             while start >= 0:
                 cuts.add(start + 1)
                 start = content.find(token, start + 1)  # also finds a token that overlaps this one
-        pieces = (content[a:b] for a, b in pairwise([0, *sorted(cuts), len(content)]))
+        ends = [0, *sorted(cuts), len(content)]
+        pieces = [content[begin:end] for begin, end in pairwise(ends)]
         guarded_messages.append({**message, "content": guard.join(pieces)})
     return guarded_messages, guard
 
@@ -115,8 +117,12 @@ class ChatTemplate:
         source = _source(folder, config) if replacement is None else replacement
         if not isinstance(source, str):
             return None
-        tokens = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
-        return cls(source, {name: text for name, text in tokens.items() if text is not None})
+        special_tokens: dict[str, str] = {}
+        for token_name in SPECIAL_TOKENS:
+            text = _token_text(config.get(token_name))
+            if text is not None:
+                special_tokens[token_name] = text
+        return cls(source, special_tokens)
 
     def render(
         self,
@@ -139,9 +145,16 @@ class ChatTemplate:
         messages = list(messages)
         mark = uuid4().hex  # random, so that no content has it; it marks where the last message ends
         if continue_final_message:
-            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}
-        values = {"documents": None, **self.special_tokens, **(variables or {}), "tools": tools or None}
-        values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+            last = messages[-1]
+            messages[-1] = {**last, "content": f"{last['content']}{mark} "}
+        values: dict[str, Any] = {  # a later entry replaces an earlier one of its name
+            "documents": None,
+            **self.special_tokens,
+            **(variables or {}),
+            "tools": tools or None,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             text = render(self._template, values)
         except TemplateError as error:
@@ -172,14 +185,17 @@ def chat_prompt(
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
-    `add_generation_prompt`, `continue_final_message` and `variables` are as in `ChatTemplate.render`. Only
-    the template writes special tokens: special tokens in `tools` and in GUARDED_FIELDS of messages are
-    encoded as ordinary text, other fields and `variables` may not have any, and the tokenizer adds those that
-    it puts around every text only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
+    `add_generation_prompt`, `continue_final_message`, `variables` and `tools` are as in
+    `ChatTemplate.render`. `truncate` is as in `prompt_token_ids`. Only the template writes special tokens:
 
-    Raises ChatError as `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does, for
-    `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
-    vLLM's field, `chat_template_kwargs`) that are arguments of their own.
+    - Special tokens in `tools`, and in GUARDED_FIELDS of messages, are encoded as ordinary text.
+    - Other fields of messages and `variables` may not have any.
+    - The tokenizer adds those that it puts around every text only with `add_special_tokens`.
+
+    Raises ChatError as `guarded` and `ChatTemplate.render` do, and for a special token where none may be.
+    Raises ParameterError as `prompt_token_ids` does, for `add_generation_prompt` and
+    `continue_final_message` together, and for `variables` that are arguments of their own (the error's field
+    is vLLM's, `chat_template_kwargs`).
     """
     text, guard = guarded_text(
         messages, template, tokenizer, add_generation_prompt, continue_final_message, variables, tools
@@ -219,7 +235,14 @@ def guarded_text(
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, tools, guard = _guard_all(messages, tools, variables, special_tokens)
-    return template.render(messages, add_generation_prompt, continue_final_message, variables, tools), guard
+    text = template.render(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables,
+        tools=tools,
+    )
+    return text, guard
 
 
 def _guard_all(
@@ -230,10 +253,10 @@ def _guard_all(
 ) -> tuple[list[dict[str, Any]], Any, str]:
     """(guarded messages, guarded tools, guard), as in `guarded`, for all texts that the template may write.
 
-    Raises ChatError if another field than GUARDED_FIELDS, or one of `variables`, spells a special token. Such
-    values (a role, for example) are not guarded, because the template compares them.
+    Raises ChatError if a field that is not in GUARDED_FIELDS, or one of `variables`, spells a special token.
+    Such values (a role, for example) are not guarded, because the template compares them.
     """
-    # 1. Collect the texts to guard beside the contents, and those that must not need a guard.
+    # 1. Collect the texts to guard beside the contents, and the texts that may not spell a special token.
     extra_fields: list[dict[str, Any]] = []
     other_fields: list[dict[str, Any]] = []
     for message in messages:
@@ -241,16 +264,20 @@ def _guard_all(
         other_fields.append({name: message[name] for name in message if name not in GUARDED_FIELDS})
     to_guard = _texts_of([extra_fields, tools])
     # The texts themselves and not their JSON, in which a special token such as <|"|> is written differently.
-    unguarded = _texts_of([other_fields, variables])
-    # 2. One guard serves all texts, so `guarded` gets each of them as the content of a message.
-    as_messages = [{"content": text} for text in (*to_guard, *unguarded)]
+    plain_texts = _texts_of([other_fields, variables])
+    for text in plain_texts:
+        if any(token in text for token in special_tokens):
+            raise ChatError(
+                "only a content may spell a special token, and no other field or template variable"
+            )
+    # 2. Guard them. No text may have the guard already, so `guarded` gets the plain texts, too. It takes
+    #    messages, so each text becomes the content of a message of its own.
+    texts = [*to_guard, *plain_texts]
+    as_messages = [{"content": text} for text in texts]
     results, guard = guarded([*messages, *as_messages], special_tokens)
-    guarded_messages = results[: len(messages)]
-    guarded_texts = [result["content"] for result in results[len(messages) :]]
-    if guarded_texts[len(to_guard) :] != unguarded:
-        raise ChatError("only a content may spell a special token, and no other field or template variable")
+    guarded_messages, text_results = results[: len(messages)], results[len(messages) :]
     # 3. Put the guarded texts into their places.
-    guarded_of = dict(zip(to_guard, guarded_texts[: len(to_guard)], strict=True))
+    guarded_of = {text: result["content"] for text, result in zip(texts, text_results, strict=True)}
     for message, fields in zip(guarded_messages, extra_fields, strict=True):
         message |= _replaced(fields, guarded_of)
     return guarded_messages, _replaced(tools, guarded_of), guard

@@ -149,12 +149,18 @@ def generate(
     Raises ParameterError as `decode_steps` does.
     """
     stats = RequestStats(arrival=time.perf_counter())
-    truncate = params.truncate_prompt_tokens if params else None
-    token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=truncate)
+    params = params.clone() if params else SamplingParams()
+    token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=params.truncate_prompt_tokens)
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
         stats.token_times.append(step.time)
     output = step.output  # of the last step
-    completion = CompletionOutput(0, output.text, output.token_ids, output.finish_reason, output.stop_reason)
+    completion = CompletionOutput(
+        index=0,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, token_ids, [completion], finished=True, stats=stats)
 

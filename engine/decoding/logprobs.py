@@ -128,7 +128,7 @@ class TokenScores(Mapping[int, Logprob]):
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
         records = {ids[0]: Logprob(logprobs[0], self._rank, self._text_of(ids[0]))}
         rank = 1
-        for i in range(1, len(ids)):  # from the likeliest token on
+        for i in range(1, len(ids)):  # the likeliest tokens, in order
             if i > 1 and logprobs[i] != logprobs[i - 1]:  # equally likely tokens share a rank
                 rank = i
             if ids[i] not in records:
@@ -149,7 +149,7 @@ class TokenScores(Mapping[int, Logprob]):
         return Logprob(float(logprob), rank, self._text_of(token_id))
 
     def __iter__(self) -> Iterator[int]:
-        yield from dict.fromkeys(self._ids.tolist())
+        yield from dict.fromkeys(self._ids.tolist())  # each id once, in order
 
     def __len__(self) -> int:
         return len(set(self._ids.tolist()))

@@ -88,9 +88,10 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]  # a list once the continuation is finished
     finish_reason: FinishReason | None = None  # None while the continuation grows
-    stop_reason: int | str | None = None  # the stop token or stop string; None for the tokenizer's EOS
+    # The stop token or the stop string. None for the tokenizer's EOS, and for other reasons than "stop".
+    stop_reason: int | str | None = None
     cumulative_logprob: float | None = None  # the sum of the tokens' log probabilities, if requested
-    logprobs: Sequence[Mapping[int, Logprob]] | None = None  # of each token, if requested
+    logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if requested
     text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the decoded text
 
     def finished(self) -> bool:

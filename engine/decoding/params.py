@@ -23,7 +23,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20  # likeliest tokens returned for each position
-MIN_SIMILARITY = 0.8  # from 0 to 1: of an unknown name and the field that an error suggests in its place
+MIN_SIMILARITY = 0.8  # from 0 to 1: how similar a field must be that an error suggests for an unknown name
 MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
 FLAGS = (
     "ignore_eos",
@@ -80,7 +80,7 @@ def refuse_unknown_names(kind: type[Record]) -> type[Record]:
     return kind
 
 
-def _field_of_part(default: Any, part: int | str, brings: str) -> Any:
+def _from_part(part: int | str, brings: str, default: Any) -> Any:
     """A dataclass field that has an effect from part number `part` on, or from the extension of that letter
     on. `brings` says what the part adds.
     """
@@ -106,24 +106,25 @@ class SamplingParams:
     Raises ParameterError for a value of the wrong type or out of range, and TypeError for an unknown name.
     """
 
-    n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
-    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per token that the output has
-    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
-    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
+    n: int = _from_part(5, "sampling", default=1)  # samples, 1 to MAX_SAMPLES
+    presence_penalty: float = _from_part(5, "sampling", default=0.0)  # -2 to 2, once per token in the output
+    frequency_penalty: float = _from_part(5, "sampling", default=0.0)  # -2 to 2, per occurrence in the output
+    repetition_penalty: float = _from_part(5, "sampling", default=1.0)  # 0.01 to 100, for prompt and output
     # From 0 (greedy) to 1000. None means greedy before Part 5, and 1.0 from Part 5 on.
-    temperature: float | None = _field_of_part(None, 5, "sampling")
-    top_p: float = _field_of_part(1.0, 5, "sampling")  # more than 0, up to 1: cumulative probability
-    top_k: int = _field_of_part(0, 5, "sampling")  # only the k likeliest tokens; 0 or -1: all
-    min_p: float = _field_of_part(0.0, 5, "sampling")  # 0 to 1: share of the likeliest token's probability
-    seed: int | None = _field_of_part(None, 5, "sampling")  # 64 bits, signed; None: a random seed
+    temperature: float | None = _from_part(5, "sampling", default=None)
+    top_p: float = _from_part(5, "sampling", default=1.0)  # more than 0, up to 1: cumulative probability
+    top_k: int = _from_part(5, "sampling", default=0)  # only the k likeliest tokens; 0 or -1: all
+    # 0 to 1: only tokens with at least this share of the likeliest token's probability.
+    min_p: float = _from_part(5, "sampling", default=0.0)
+    seed: int | None = _from_part(5, "sampling", default=None)  # 64 bits, signed; None: a random seed
     stop: Sequence[str] = ()  # a string, or strings, that end the output; kept as a list
     stop_token_ids: Sequence[int] = ()  # tokens that end the output, besides the model's own
     ignore_eos: bool = False  # continue after the model's end-of-sequence token
     max_tokens: int | None = 16  # None: as many tokens as the model's length leaves
     min_tokens: int = 0  # no stop token may be chosen, and no stop string counts, before this many tokens
     # 0 to MAX_LOGPROBS: how many of the likeliest tokens to score beside each token. None: no scores.
-    logprobs: int | None = _field_of_part(None, 10, "logprobs")
-    prompt_logprobs: int | None = _field_of_part(None, 10, "logprobs")
+    logprobs: int | None = _from_part(10, "logprobs", default=None)
+    prompt_logprobs: int | None = _from_part(10, "logprobs", default=None)
     detokenize: bool = True  # without, the output has token ids and no text
     skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
     # No tokenizer here puts a space between two special tokens, so both values give the same text.
@@ -131,13 +132,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # keep the stop string, or the stop token's text, in the text
     truncate_prompt_tokens: int | None = None  # keep only the prompt's last tokens; -1: all that fit
     bad_words: Sequence[str] = ()  # words that are not generated (bad_words.py)
-    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")  # token id -> -100 to 100
-    allowed_token_ids: Sequence[int] | None = _field_of_part(None, 5, "sampling")  # no others are chosen
+    logit_bias: dict[int, float] | None = _from_part(5, "sampling", default=None)  # token id -> -100 to 100
+    # Only these tokens may be chosen.
+    allowed_token_ids: Sequence[int] | None = _from_part(5, "sampling", default=None)
     output_kind: RequestOutputKind = _neutral_only(
         RequestOutputKind.CUMULATIVE, "each output here has all text and tokens so far"
     )
     # What the text must fit, such as a JSON schema.
-    structured_outputs: StructuredOutputsParams | None = _field_of_part(None, "B", "structured output")
+    structured_outputs: StructuredOutputsParams | None = _from_part("B", "structured output", default=None)
     extra_args: Any = _neutral_only(None, "nothing here reads it")
     logits_processors: Any = _neutral_only(
         None, "a step is a record of numbers that any process can compute, and a function is none"
@@ -185,6 +187,7 @@ class SamplingParams:
             self.allowed_token_ids = _list_of("allowed_token_ids", self.allowed_token_ids, int)
             if not self.allowed_token_ids:
                 raise ParameterError("allowed_token_ids", "allowed_token_ids=[] allows no token")
+        # How many entries, and how long a stop string.
         limits = (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("bad_words", MAX_BAD_WORDS))
         for name, limit in limits:
             length = len(getattr(self, name))
@@ -303,10 +306,14 @@ def _has_type(value: Any, kind: type) -> bool:
 
 def _list_of(name: str, values: Any, kind: type) -> list:
     """`values` as a new list. Raises ParameterError if it is not a list or tuple of `kind`."""
-    is_accepted = isinstance(values, (tuple, list))
-    if is_accepted and not set(map(type, values)) <= {kind}:  # a fast test, for lists of many token ids
-        is_accepted = all(_has_type(value, kind) for value in values)  # subclasses of `kind` are accepted
-    if not is_accepted:
+    if not isinstance(values, list | tuple) or not _all_have_type(values, kind):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
     return list(values)
+
+
+def _all_have_type(values: Sequence[Any], kind: type) -> bool:
+    """Whether each value has the type `kind`, as in `_has_type`."""
+    if set(map(type, values)) <= {kind}:  # the usual case, made fast for lists of many token ids
+        return True
+    return all(_has_type(value, kind) for value in values)  # subclasses of `kind` are accepted, too

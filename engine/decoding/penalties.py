@@ -1,7 +1,7 @@
 """The logits that a request's bias and penalties change, kept up to date while the output grows. Part 5.
 
-Promises that the update for a new token takes the same time however long the output is, but when the arrays
-are full and grow: only the entry of this token changes.
+Promises that a new token costs the same time however long the output is: only the entry of this token
+changes. Now and then the arrays are full, and are copied to longer ones.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ import numpy as np
 from engine.decoding.params import SamplingParams
 
 BIAS, REPETITION, SUBTRACT = range(3)  # the columns of `factors`
+NEUTRAL_FACTORS = (0, 1, 0)  # the factors that change nothing
 START_LENGTH = 16  # the first capacity, in tokens; a full array doubles its capacity
 
 
@@ -19,7 +20,7 @@ class LogitChanges:
     """The changes of one request's logits: tokens[C] and factors[C, 3].
 
     The logit of tokens[c] is changed by factors[c] = (bias, repetition, subtract), as `adjust` (sampling.py)
-    describes. The factors (0, 1, 0) change nothing.
+    describes.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
@@ -48,7 +49,7 @@ class LogitChanges:
         if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1:
             for token in output_ids[self._num_counted :]:
                 self._counts[token] += 1
-                self._penalise(self._factors_of(token), self._counts[token])
+                self._penalize(self._factors_of(token), self._counts[token])
             self._num_counted = len(output_ids)
             if drafts:
                 return self._with_drafts(Counter(drafts))
@@ -61,17 +62,16 @@ class LogitChanges:
         """
         C = len(self._index)
         new_tokens = [token for token in draft_counts if token not in self._index]
-        new_factors = np.tile(np.array([0, 1, 0], np.float32), (len(new_tokens), 1))  # [len(new_tokens), 3]
+        new_index = {token: c for c, token in enumerate(new_tokens, start=C)}  # token -> c
+        new_factors = np.full((len(new_tokens), 3), NEUTRAL_FACTORS, np.float32)
         tokens = np.concatenate([self._tokens[:C], np.array(new_tokens, np.int64)])
         factors = np.concatenate([self._factors[:C], new_factors])
         for token, count in draft_counts.items():
-            c = self._index.get(token)
-            if c is None:
-                c = C + new_tokens.index(token)
-            self._penalise(factors[c], self._counts[token] + count)
+            c = new_index[token] if token in new_index else self._index[token]
+            self._penalize(factors[c], self._counts[token] + count)
         return tokens, factors
 
-    def _penalise(self, factors: np.ndarray, count: int) -> None:
+    def _penalize(self, factors: np.ndarray, count: int) -> None:
         """Set the factors [3] of a token that is in the output `count` times."""
         params = self._params
         factors[REPETITION] = params.repetition_penalty
@@ -79,11 +79,13 @@ class LogitChanges:
             factors[SUBTRACT] = params.frequency_penalty * count + params.presence_penalty
 
     def _factors_of(self, token: int) -> np.ndarray:
-        """The factors [3] of a token: a view, to be changed in place. A new token starts with (0, 1, 0)."""
+        """The factors [3] of a token: a view, to be changed in place. A new token has NEUTRAL_FACTORS."""
         if token not in self._index:
-            c = self._index[token] = len(self._index)
+            c = len(self._index)
             if c == len(self._tokens):  # full
                 self._tokens = np.resize(self._tokens, 2 * c)
                 self._factors = np.resize(self._factors, (2 * c, 3))
-            self._tokens[c], self._factors[c] = token, (0, 1, 0)
+            self._index[token] = c
+            self._tokens[c] = token
+            self._factors[c] = NEUTRAL_FACTORS
         return self._factors[self._index[token]]

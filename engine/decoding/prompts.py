@@ -107,10 +107,10 @@ def _check_length(num_tokens: int, config: ModelConfig) -> None:
         _refuse_length(str(num_tokens), config)
 
 
-def _refuse_length(num_tokens: str, config: ModelConfig) -> NoReturn:
-    """Raises ParameterError. `num_tokens` is the number of tokens in words, such as "at least 5000"."""
+def _refuse_length(length: str, config: ModelConfig) -> NoReturn:
+    """Raises ParameterError. `length` is the number of tokens in words, such as "at least 5000"."""
     raise ParameterError(
         "prompt",
-        f"prompt has {num_tokens} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "
+        f"prompt has {length} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "
         f"{config.max_positions} tokens, and at least one is for the output",
     )

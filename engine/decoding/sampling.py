@@ -44,8 +44,8 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     """Choose a token for each row: logits[R, V] -> token ids[R].
 
     `rows` [R] has the parameters of each row. positions[R] is the index of each row's token in its request's
-    output, from 0. By default, it is the length of the output so far. A row that may choose no token, or
-    whose largest logit is not finite, gives NO_TOKEN.
+    output, from 0. By default, it is the length of the output so far; a `Draw` does not know it, and raises
+    TypeError. A row that may choose no token, or whose largest logit is not finite, gives NO_TOKEN.
     """
     if positions is None:
         positions = next_positions(rows)
@@ -137,8 +137,8 @@ def _sorted(logits: Tensor) -> Tensor:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
-    """Apply the bias, penalties and bans of each row to logits[R, V]. Returns new logits [R, V] in fp32, or
-    the given tensor if no row is adjusted.
+    """Apply the bias, penalties and bans of each row to logits[R, V], which do not change. Returns logits
+    [R, V] in fp32, or the given tensor if no row is adjusted.
 
     `row.changes()` names the tokens to change and their factors (bias, repetition, subtract), where subtract
     is frequency · count + presence. First the bias is added to a token's logit x. Then the repetition penalty
@@ -150,21 +150,22 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     """
     if not any([row.is_adjusted for row in rows]):
         return logits
-    # `distribution` passes fp32 to this function. With bf16, a greedy row would depend on whether another row
-    # of the batch is sampled.
+    # In fp32, as `distribution` passes them: else a greedy row's token would depend on whether another row of
+    # the batch is sampled.
     logits = logits.float()
     adjusted = [i for i, row in enumerate(rows) if row.is_adjusted]
+    # 1. Bias and penalties. C counts the changes of all rows together.
     changes = [rows[i].changes() for i in adjusted]
     tokens = [row_tokens for row_tokens, _ in changes]  # by adjusted row
     factors = [row_factors for _, row_factors in changes]
-    # From here on, C counts the changes of all rows together.
     row_indices = np.repeat(adjusted, [len(row_tokens) for row_tokens in tokens])  # [C]
     if len(row_indices):
-        index = _to(logits.device, row_indices), _to(logits.device, np.concatenate(tokens))  # each [C]
+        index = (_to(logits.device, row_indices), _to(logits.device, np.concatenate(tokens)))  # each [C]
         bias, repetition, subtract = _to(logits.device, np.concatenate(factors)).unbind(1)  # each [C]
         x = logits[index] + bias  # [C]
         x = torch.where(x > 0, x / repetition, x * repetition) - subtract
         logits = logits.index_put(index, x)
+    # 2. Single tokens that are banned.
     if positions is None:
         positions = next_positions(rows)
     banned: list[tuple[int, int]] = []  # (row, token)
@@ -175,6 +176,7 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if banned:
         banned_index = _to(logits.device, np.array(banned)).unbind(1)  # rows, tokens
         logits = logits.index_put(banned_index, logits.new_full((), -torch.inf))
+    # 3. Masks.
     masks: dict[int, np.ndarray] = {}  # by row; M rows have a mask
     for i in adjusted:
         mask = rows[i].mask
@@ -183,7 +185,7 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if masks:
         V = logits.shape[-1]
         allowed = _to(logits.device, np.stack([allowed_by(mask, V) for mask in masks.values()]))  # [M, V]
-        masked_rows = _to(logits.device, np.array([*masks]))  # [M]
+        masked_rows = _to(logits.device, np.array(list(masks)))  # [M]
         masked_logits = logits[masked_rows].masked_fill(~allowed, -torch.inf)  # [M, V]
         logits = logits.index_put((masked_rows,), masked_logits)
     return logits

@@ -91,7 +91,8 @@ class SamplingState:
     temperature: float = field(init=False)  # 0 is greedy
     is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
     _changes: LogitChanges = field(init=False)
-    lasting_draw: Draw = field(init=False)  # the fields of `draw()` that never change: all if not is_adjusted
+    # The record with the fields that never change. If the row is not adjusted, it is all of `draw()`.
+    lasting_draw: Draw = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params

@@ -86,9 +86,10 @@ class GrowingOutput:
         # 1. Does the token end the output? Such a token has no text, unless the parameters ask for its text.
         if token_id in self._last_ids:
             is_main_eos = token_id == self._main_eos and token_id in self.eos_token_ids
-            stop_reason = None if is_main_eos else token_id
-            text = self._push(token_id) if self.params.include_stop_str_in_output else ""
-            return self._finish("stop", stop_reason, text)
+            if self.params.include_stop_str_in_output:
+                self.text += self._push(token_id)
+            self._finish("stop", None if is_main_eos else token_id)
+            return True
         # 2. Append the token's text. Is there a stop string, which may have begun several tokens ago?
         new_text = self._push(token_id)
         # Python appends to a str in place if there is only one reference to it, so `self.text` lets go of it.
@@ -96,16 +97,18 @@ class GrowingOutput:
         num_before = len(text)
         text += new_text
         self.text = text
-        may_stop = self._longest_stop and len(self.token_ids) >= self.params.min_tokens
+        may_stop = self._longest_stop > 0 and len(self.token_ids) >= self.params.min_tokens
         stop = self._find_stop(num_before) if may_stop else None
         if stop is not None:
             start, stop_string = stop
             end = start + len(stop_string) if self.params.include_stop_str_in_output else start
             self.text = self.text[:end]
-            return self._finish("stop", stop_string, flush=False)
+            self._finish("stop", stop_string, flush=False)
+            return True
         # 3. Has the output reached its limit?
         if len(self.token_ids) >= self.limit:
-            return self._finish("length", None)
+            self._finish("length", None)
+            return True
         return False
 
     def _find_stop(self, num_before: int) -> tuple[int, str] | None:
@@ -124,16 +127,11 @@ class GrowingOutput:
         _, start, stop_string = min(matches)
         return start, stop_string
 
-    def _finish(
-        self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True
-    ) -> bool:
-        """End the output: append `text` and, with `flush`, U+FFFD for an incomplete character.
-
-        Returns True.
-        """
-        self.text += text + (self._detokenizer.flush() if flush else "")
+    def _finish(self, reason: FinishReason, stop_reason: int | str | None, flush: bool = True) -> None:
+        """End the output. With `flush`, append U+FFFD for an incomplete character."""
+        if flush:
+            self.text += self._detokenizer.flush()
         self.finish_reason, self.stop_reason = reason, stop_reason
-        return True
 
 
 def _no_text(token_id: int) -> str:

@@ -31,8 +31,10 @@ PERCENT_WIDTH = re.compile(r"[%)][-+ #\d.*]*")
 
 def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
     """The most characters that `value | name(arguments)` may make. The arguments are in the order of the
-    filter's parameters. The value of WRITING_FILTERS is no iterator (`as_list`). That of TEXT_FILTERS is a
-    text, as are the first two arguments of "replace".
+    filter's parameters.
+
+    The caller has made lists of iterators for WRITING_FILTERS (`as_list`), and texts of the value for
+    TEXT_FILTERS and of the first two arguments of "replace".
     """
     if name in ("default", "d"):
         return 0  # the filter returns its value or its argument
@@ -54,12 +56,13 @@ def filter_characters(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
 
 def _tojson_characters(value: Any, arguments: tuple[Any, ...]) -> int:
     """`tojson` writes its separators at each part of the value, and its indent, which is a text or a number
-    of spaces, once for each level that the part is deep. STEP_CHARACTERS levels are charged for each part.
+    of spaces, once for each level that the part is deep. The estimate is STEP_CHARACTERS levels.
     """
     size = written_length(value)
-    num_parts = size // STEP_CHARACTERS
+    num_parts = size // STEP_CHARACTERS  # an upper bound: each part adds at least STEP_CHARACTERS to `size`
+    separators = written_length(arguments)
     indent = max(_longest_text(arguments), largest_int(arguments))
-    return size + num_parts * written_length(arguments) + num_parts * STEP_CHARACTERS * indent
+    return size + num_parts * (separators + STEP_CHARACTERS * indent)
 
 
 def _joined_characters(value: Any, arguments: tuple[Any, ...]) -> int:
@@ -157,6 +160,11 @@ def as_list(value: Any) -> Any:
     return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
 
 
+def largest_int(values: Iterable[Any]) -> int:
+    """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
+    return max((abs(value) for value in values if isinstance(value, int)), default=0)
+
+
 def _length(value: Any) -> int:
     """The length of a text; 0 for any other value."""
     return len(value) if isinstance(value, Text) else 0
@@ -165,8 +173,3 @@ def _length(value: Any) -> int:
 def _longest_text(values: Iterable[Any]) -> int:
     """The length of the longest text among arguments."""
     return max(map(_length, values), default=0)
-
-
-def largest_int(values: Iterable[Any]) -> int:
-    """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
-    return max((abs(value) for value in values if isinstance(value, int)), default=0)

@@ -23,7 +23,7 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
+        next(parser.stream)  # the name of the tag
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 

@@ -1,14 +1,17 @@
 """Jinja's sandbox, with limits on the characters and the time that a template takes. Part 14.
 
 A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
-files. This sandbox also limits what a render computes. Each item of a loop, each call, filter and printed
-value is charged to a `Budget`, and so are the operators `+`, `*` and `%` on texts or lists, and `~`: what can
-make a long text before it is computed, with the most characters that it may make (template_costs.py). A
-render that exceeds MAX_CHARACTERS or MAX_SECONDS ends with `BudgetExceeded`. So no thread has to be killed,
-and memory stays within a few times MAX_CHARACTERS. A whole number that a product, a power, a call or a filter
-makes has at most MAX_INT_BITS. Other operators, slices and tests are not charged, since they make nothing
-longer than their operands; the two tests that write their value as text are. Two operations can still be
-slow: a comparison of deeply nested lists, and the filter `sum` of many lists.
+files. This sandbox also limits what a render computes. Each render has a `Budget` of MAX_CHARACTERS and
+MAX_SECONDS. A render that exceeds it ends with `BudgetExceeded`. So no thread has to be killed, and memory
+stays within a few times MAX_CHARACTERS.
+
+- The budget is charged for each item of a loop, each call, filter and printed value, the operators `+`, `*`
+  and `%` on texts or lists, and `~`. What can make a long text is charged before it is computed, with the
+  most characters that it may make (template_costs.py).
+- A whole number that a product, a power, a call or a filter makes has at most MAX_INT_BITS.
+- Other operators, slices and tests make nothing longer than their operands, and are not charged, except for
+  the two tests that write their value as text.
+- Two operations can still be slow: a comparison of deeply nested lists, and the filter `sum` of many lists.
 """
 
 import functools
@@ -272,10 +275,15 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:  # brings named arguments into the order of the parameters
+        # 1. Bring named arguments into the order of the parameters.
+        if kwargs:
             bound = inspect.signature(function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
-        leading, value, others = args[:num_leading], args[num_leading], list(args[num_leading + 1 :])
+        leading = args[:num_leading]
+        value = args[num_leading]
+        others = list(args[num_leading + 1 :])
+        # 2. Make here what the filter would make itself: a list of the items of an iterator, so that they can
+        #    be counted, or the text of a value, which is charged.
         if name in WRITING_FILTERS:
             value = as_list(value)
             others = [as_list(argument) for argument in others]
@@ -285,7 +293,8 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         elif name == "round":  # it computes 10**precision
             _refuse_large_int("**", 10, largest_int(others))
         if name == "replace":  # it replaces the texts of its first two arguments
-            others[:2] = map(to_text, others[:2])
+            others[:2] = [to_text(argument) for argument in others[:2]]
+        # 3. Charge, call the filter, and charge for its result.
         budget = _budget.get()
         budget.charge(filter_characters(name, value, (*others, *kwargs.values())))
         result = function(*leading, value, *others, **kwargs)

@@ -25,7 +25,8 @@ class ProposerInput(NamedTuple):
     """What a proposer gets for one request."""
 
     request: Request
-    ids: list[int]  # the text: all known tokens of prompt and output
+    # The text: all known tokens of prompt and output, or the first of them (`_within_catch_up`).
+    ids: list[int]
     max_tokens: int  # how many tokens to propose at most; with 0, the proposer only reads the text
 
 
@@ -72,8 +73,9 @@ class Tally:
         """Count a draft of `proposed` tokens, of which the first `accepted` were accepted. 0 proposed tokens
         are no draft, and change nothing.
         """
-        if proposed:
-            self.drafts += 1
+        if not proposed:
+            return
+        self.drafts += 1
         self.proposed += proposed
         self.accepted += accepted
         for i in range(accepted):
@@ -81,8 +83,8 @@ class Tally:
 
 
 class Speculation:
-    """A `Capability` of the engine. Methods without a docstring are as there. The runner's `select` must be
-    a `RejectionSampler`.
+    """A `Capability` of the engine, where methods without a docstring are described. The runner's `select`
+    must be a `RejectionSampler`.
     """
 
     def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: DraftLengths) -> None:
@@ -99,7 +101,7 @@ class Speculation:
         """
         counts = step.batch.rows.chosen_counts
         has_drafts = any(request.draft_ids for request in step.requests)
-        return has_drafts or any(self._num_wanted(step.requests, counts))
+        return has_drafts or any(self._num_wanted(step.requests, counts).values())
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:
         """The result with confirmed tokens only, with new drafts, and with counters. `drafts` is None for a
@@ -164,13 +166,14 @@ class Speculation:
                     self.scheduler.take_back(request, known + len(confirmed))
         self._has_lent = False
 
-    def _num_wanted(self, requests: Sequence[Request], num_new: Sequence[int]) -> list[int]:
-        """[S]: how many tokens to propose for each request after a step that gives it num_new[S] tokens."""
-        wanted = [0] * len(requests)
+    def _num_wanted(self, requests: Sequence[Request], num_new: Sequence[int]) -> dict[int, int]:
+        """How many tokens to propose for each request that continues after a step, by its index in
+        `requests`. The step gives request s num_new[s] tokens. Empty if drafts pay for no request.
+        """
         # 1. In most steps drafts pay for no request, even without caps. Then the caps need not be computed.
         decoding = [request.id for request, count in zip(requests, num_new, strict=True) if count]
         if not any(self.lengths.choose(decoding, [self.lengths.max_drafts] * len(decoding))):
-            return wanted
+            return {}
         # 2. Otherwise choose again, by the caps of the requests that continue.
         caps: dict[int, int] = {}  # by index of a request that continues
         for s, (request, count) in enumerate(zip(requests, num_new, strict=True)):
@@ -178,13 +181,12 @@ class Speculation:
             if cap is not None:
                 caps[s] = cap
         lengths = self.lengths.choose([requests[s].id for s in caps], list(caps.values()))
-        for s, length in zip(caps, lengths, strict=True):
-            wanted[s] = length
-        return wanted
+        return dict(zip(caps, lengths, strict=True))
 
     def _cap(self, request: Request, num_new: int) -> int | None:
         """The most tokens that may be proposed after a step that gives the request `num_new` tokens. None if
-        the prompt is not complete, if these are the request's last tokens, or if it does not run any more.
+        the request does not continue: its prompt is not complete, these are its last tokens, or it does not
+        run any more.
         """
         num_left = request.output.limit - len(request.output.token_ids) - num_new
         if not num_new or num_left < 1 or request.state is not State.RUNNING:
@@ -199,15 +201,14 @@ class Speculation:
         for request, new_ids in zip(requests, tokens, strict=True):
             num_new.append(0 if _ends(request, new_ids) else len(new_ids))
         wanted = self._num_wanted(requests, num_new)
-        if not any(wanted):  # the proposer reads nothing now, and has more to read later
+        if not any(wanted.values()):  # the proposer reads nothing now, and has more to read later
             return drafts
         # 2. Reserve memory for the drafts.
-        inputs: dict[int, ProposerInput] = {}  # by index of a request that continues
-        for s, request in enumerate(requests):
-            if self._cap(request, num_new[s]) is not None:
-                ids = [*request.token_ids, *tokens[s]]
-                max_tokens = int(min(wanted[s], self.proposer.max_positions - len(ids)))
-                inputs[s] = ProposerInput(request, ids, max_tokens)
+        inputs: dict[int, ProposerInput] = {}  # by index in `requests`
+        for s, num_tokens in wanted.items():
+            ids = [*requests[s].token_ids, *tokens[s]]
+            max_tokens = int(min(num_tokens, self.proposer.max_positions - len(ids)))
+            inputs[s] = ProposerInput(requests[s], ids, max_tokens)
         inputs = self._reserve_memory(inputs)
         # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
         #    steps. The tokens of one step, max_drafts + 1 at most, do not count as such a backlog.

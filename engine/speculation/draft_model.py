@@ -45,12 +45,11 @@ class DraftSampler:
         if not any(row.temperature for row in draws.rows):
             return choose(logits, batch)
         probs = distribution(logits.values, draws.rows, draws.positions)  # [R, V]
-        seq_ids = [
-            seq_id for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count
-        ]  # [R]
-        for seq_id, row, position, p in zip(seq_ids, draws.rows, draws.positions, probs, strict=True):
+        seq_ids = [id for id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count]  # [R]
+        row_probs = probs.unbind()  # [V] for each of R rows
+        for r, row in enumerate(draws.rows):
             if row.temperature and not row.names_seed:
-                self.draft_probs.put(seq_id, position, p)
+                self.draft_probs.put(seq_ids[r], draws.positions[r], row_probs[r])
         return draw(probs, [row.seed for row in draws.rows], draws.positions)
 
 
@@ -80,7 +79,7 @@ class _Sequence:
 class _UnreadPass(NamedTuple):
     """A pass whose drafts are still on the device."""
 
-    number: int  # the pass chooses the draft of this index of each of its sequences
+    number: int  # from 0: the pass chooses draft number `number` of each sequence in `drafting`
     drafting: list[_Sequence]  # those that get a draft, in the order of the pass
     pending: Pending
 
@@ -99,12 +98,12 @@ class DraftModel:
         its logits. Confirmed drafts are computed already.
         """
         progress = self.cache.draft_progress[request.id]
-        computed = progress.num_tokens
-        for draft, token_id in zip(progress.drafts, ids[computed:], strict=False):
+        num_computed = progress.num_tokens
+        for draft, token_id in zip(progress.drafts, ids[num_computed:], strict=False):
             if draft != token_id:
                 break
-            computed += 1
-        return max(1, len(ids) - computed)
+            num_computed += 1
+        return max(1, len(ids) - num_computed)
 
     def propose(self, inputs: Sequence[ProposerInput]) -> list[list[int]]:
         """inputs[n] -> drafts[n]: for each text, at most `max_tokens` tokens that may follow. With 0, the
@@ -114,7 +113,8 @@ class DraftModel:
         for request, ids, max_tokens in inputs:
             start = len(ids) - self.num_unread(request, ids)
             progress = self.cache.draft_progress[request.id]
-            del progress.drafts[max(0, start - progress.num_tokens) :]  # the passes write over their keys
+            # Forget the drafts from `start` on: the passes write over their keys and values.
+            del progress.drafts[max(0, start - progress.num_tokens) :]
             sequences.append(_Sequence(request, ids, max_drafts=max_tokens, start=start, new=ids[start:]))
         # 1. The first pass computes the unread tokens of all texts, over the keys and values of rejected
         #    drafts. Each further pass computes the last drafts of those texts that lack another one.
@@ -124,7 +124,7 @@ class DraftModel:
         while computing:
             drafting = [sequence for sequence in computing if sequence.lacks_draft]
             pending = self.runner.submit(self._batch(computing))
-            # 2. Read the drafts now if penalties must count them on the host, otherwise at the end.
+            # 2. Read the drafts now if the host counts them for the next draws, and otherwise at the end.
             if any(sequence.request.sampling.is_adjusted for sequence in drafting):
                 drafts = _chosen(pending)
             else:
@@ -134,11 +134,12 @@ class DraftModel:
                 sequence.add(draft)
             computing = [sequence for sequence in drafting if sequence.lacks_draft]
             num_passes += 1
-        # 3. Read the drafts. All but the last of each sequence are computed. Noted only now: if a pass fails,
-        #    the step is rolled back, and other tokens may take the places of its own.
+        # 3. Read the drafts.
         for unread in unread_passes:
             for sequence, draft in zip(unread.drafting, _chosen(unread.pending), strict=True):
                 sequence.drafts[unread.number] = draft
+        # 4. Note what is computed: the `ids` of each sequence, and its drafts but for the last. Only now:
+        #    if a pass fails, the step is rolled back, and other tokens may take the places of its own.
         for sequence in sequences:
             progress = self.cache.draft_progress[sequence.request.id]
             progress.num_tokens, progress.drafts = len(sequence.ids), sequence.drafts[:-1]
@@ -146,6 +147,7 @@ class DraftModel:
 
     def _batch(self, sequences: Sequence[_Sequence]) -> Batch:
         """The record of a pass that computes the `new` tokens of the sequences."""
+        # 1. The new tokens, and where their keys and values lie.
         query_start = (0, *accumulate(len(sequence.new) for sequence in sequences))
         ends = tuple(sequence.start + len(sequence.new) for sequence in sequences)
         ids = tuple(sequence.request.id for sequence in sequences)
@@ -155,9 +157,10 @@ class DraftModel:
             token_ids += sequence.new
             positions += range(sequence.start, end)
         tables, slots = self.cache.locate(ids, query_start, positions)
+        # 2. A row for each sequence that gets a draft: at its last new token.
         counts = tuple(1 if sequence.lacks_draft else 0 for sequence in sequences)
         drafting = [s for s, sequence in enumerate(sequences) if sequence.lacks_draft]
-        rows = tuple(query_start[s + 1] - 1 for s in drafting)  # of the last new tokens
+        rows = tuple(query_start[s + 1] - 1 for s in drafting)
         draws = tuple(_draw_of(sequences[s]) for s in drafting)
         draw_positions = tuple(ends[s] - sequences[s].request.num_prompt_tokens for s in drafting)
         return Batch(

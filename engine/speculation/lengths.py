@@ -85,8 +85,9 @@ class DraftLengths:
 
         If steps without drafts are the fastest, a try with drafts may be due, with the best m and k > 0. A
         try costs its time beyond a plain step, and the time to read as many tokens as the last try had to
-        read. A try is due once TRY_SHARE of the time that plain steps of these requests take for as many
-        tokens as were got without drafts since the last try (`_plain_tokens`) is as long as this cost.
+        read. Plain steps earn time for it: TRY_SHARE of the time that they take. The earned time is computed
+        from the tokens that were got without drafts since the last try (`_plain_tokens`), and from the
+        present time of a plain step, which gives S tokens. A try is due if it costs no more than was earned.
         """
         if not request_ids:
             return []
@@ -94,10 +95,11 @@ class DraftLengths:
         S = len(caps)
         rates = np.array([self._rates.get(id, self._mean_rate) for id in request_ids])  # [S]
         order = np.argsort(-rates, kind="stable")  # [S]
+        # `gained` leaves out the one token that a request gets without drafts, too.
         gained = expected_tokens(rates[order], np.array(caps)[order], self.max_drafts) - 1  # [S, K]
         seconds = self.seconds(S)  # [S, K]
-        # 2. Choose the fastest m and k. `argmax` counts row by row, so its index is row · K + k. If k is 0,
-        #    see whether a try is due.
+        # 2. Choose the fastest m and k: row m - 1, column k. `argmax` counts row by row, so its index is
+        #    row · K + k. If k is 0, see whether a try is due.
         speed = (S + gained.cumsum(0)) / seconds  # [S, K]
         row, k = divmod(int(speed.argmax()), self.max_drafts + 1)
         if k == 0:
@@ -115,7 +117,7 @@ class DraftLengths:
 
     def seconds(self, S: int) -> np.ndarray:
         """[S, K]: the seconds of a step of S sequences, of which m = 1 to S have k = 0 to `max_drafts` drafts
-        each, and the others none.
+        each, and the others none. Computed once for each S.
 
         The table knows only steps in which all sequences have equally many drafts. So the time is estimated
         as that of a step of the m sequences alone, plus the time that the others add to a plain step. The
@@ -124,18 +126,24 @@ class DraftLengths:
         single draft.
         """
         if S not in self._seconds:
-            K = self.max_drafts + 1
-            for n in range(len(self._equal_seconds) + 1, S + 1):
-                self._equal_seconds.append([self.times.seconds(n, j) for j in range(K)])
-            equal = np.array(self._equal_seconds[:S])  # [S, K]: of m sequences with k drafts each
-            k, m = np.arange(K), np.arange(1, S + 1)
-            of_others = equal[-1, 0] - equal[:, :1]  # [S, 1]: what S - m sequences without drafts add
-            num_drafts = np.outer(m, k)  # [S, K]: of all sequences together
-            shared = np.interp(num_drafts / S, k, equal[-1])  # [S, K]: if all S sequences share them
-            with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
-            least = np.where(num_drafts, with_single, shared)  # [S, K]
-            self._seconds[S] = np.maximum(equal + of_others, least)
+            self._seconds[S] = self._estimate(S)
         return self._seconds[S]
+
+    def _estimate(self, S: int) -> np.ndarray:
+        """[S, K]: as `seconds`, computed anew."""
+        # 1. The m sequences alone, and what the others add.
+        K = self.max_drafts + 1
+        for n in range(len(self._equal_seconds) + 1, S + 1):
+            self._equal_seconds.append([self.times.seconds(n, k) for k in range(K)])
+        equal = np.array(self._equal_seconds[:S])  # [S, K]: of m sequences with k drafts each
+        of_others = equal[-1, 0] - equal[:, :1]  # [S, 1]: what S - m sequences without drafts add
+        # 2. The least time: that of as many drafts, shared by all S sequences, or that of a single draft.
+        k, m = np.arange(K), np.arange(1, S + 1)
+        num_drafts = np.outer(m, k)  # [S, K]: of all sequences together
+        shared = np.interp(num_drafts / S, k, equal[-1])  # [S, K]
+        with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
+        least = np.where(num_drafts > 0, with_single, shared)  # [S, K]
+        return np.maximum(equal + of_others, least)
 
 
 def expected_tokens(rates: np.ndarray, caps: np.ndarray, max_drafts: int) -> np.ndarray:

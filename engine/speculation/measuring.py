@@ -35,8 +35,9 @@ SPARE_TOKENS = 128  # the most tokens that a cache reserves for a sequence beyon
 # have their first token.
 MAX_STEPS = 100
 
-ALWAYS_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1.0),))  # drafts take no time, so the most are proposed
-NEVER_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1e9),))  # a draft takes very long, so none is proposed
+# Tables in which drafts take no time, so the most are proposed, and in which they take so long that none is.
+ALWAYS_DRAFT = StepTimes(sequences=(1,), drafts=(0, 1), step_seconds=((1.0, 1.0),))
+NEVER_DRAFT = StepTimes(sequences=(1,), drafts=(0, 1), step_seconds=((1.0, 1e9),))
 
 
 class TrialEngine(Protocol):
@@ -55,7 +56,10 @@ class SingleDraft(DraftLengths):
     """Chooses one draft for the first request, and none for the others."""
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
-        return [min(1, cap) if s == 0 else 0 for s, cap in enumerate(caps)]
+        lengths = [0] * len(caps)
+        if caps:
+            lengths[0] = min(1, caps[0])
+        return lengths
 
 
 class FullProposer:

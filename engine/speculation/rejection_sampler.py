@@ -118,7 +118,8 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     # A draft is accepted with probability min(1, p / q). A row without a draft has -1, and accepts none.
     drafts = torch.tensor([-1 if row.draft is None else row.draft for row in rows]).to(p.device)  # [R]
     index = drafts.clamp(min=0)[:, None]  # [R, 1]
-    p_draft, q_draft = p.gather(-1, index)[:, 0].double(), q.gather(-1, index)[:, 0].double()  # [R] each
+    p_draft = p.gather(-1, index)[:, 0].double()  # [R]
+    q_draft = q.gather(-1, index)[:, 0].double()  # [R]
     numbers = [uniform(row.draw.seed, row.position) for row in rows]
     u = torch.tensor(numbers, dtype=torch.float64).to(p.device)  # [R]
     accepted = (drafts >= 0) & (u * q_draft < p_draft)

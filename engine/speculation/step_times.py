@@ -43,6 +43,7 @@ class StepTimes:
         for name in REQUIRED:
             if not isinstance(table[name], Sequence) or isinstance(table[name], str):
                 raise ValueError(f"step_times: {name}={table[name]!r}: a list is accepted")
+        # A row that is no list becomes a row of one. `__post_init__` checks the lengths and the entries.
         rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in table["step_seconds"]]
         single = table.get("single_draft_seconds")
         return cls(
@@ -57,19 +58,19 @@ class StepTimes:
         _check_ascending("sequences", self.sequences, first=1)
         _check_ascending("drafts", self.drafts, first=0)
         N, M = len(self.sequences), len(self.drafts)
-        all_seconds = [seconds for row in self.step_seconds for seconds in row]
-        if [len(row) for row in self.step_seconds] != [M] * N or not all(map(_is_time, all_seconds)):
+        has_shape = [len(row) for row in self.step_seconds] == [M] * N
+        are_times = all(_is_time(seconds) for row in self.step_seconds for seconds in row)
+        if not has_shape or not are_times:
             raise ValueError(
                 f"step_times: step_seconds={self.step_seconds}: {N} rows of {M} positive numbers of seconds "
                 "are accepted"
             )
         single = self.single_draft_seconds
-        if single is not None and (
-            not isinstance(single, tuple) or len(single) != N or not all(map(_is_time, single))
-        ):
-            raise ValueError(
-                f"step_times: single_draft_seconds={single!r}: {N} positive numbers of seconds are accepted"
-            )
+        if single is not None:
+            has_length = isinstance(single, tuple) and len(single) == N
+            if not has_length or not all(map(_is_time, single)):
+                message = f"{N} positive numbers of seconds are accepted"
+                raise ValueError(f"step_times: single_draft_seconds={single!r}: {message}")
         if self.read_seconds != 0 and not _is_time(self.read_seconds):
             raise ValueError(f"step_times: read_seconds={self.read_seconds!r}: seconds are accepted")
 
@@ -83,7 +84,7 @@ class StepTimes:
         seconds = _interpolated(self.sequences, by_sequences, sequences)
         # A falling last segment, continued far enough, would end below the time of the smallest step.
         seconds = max(seconds, self.step_seconds[0][0])
-        if self.single_draft_seconds is not None and drafts:
+        if self.single_draft_seconds is not None and drafts > 0:
             return max(seconds, _interpolated(self.sequences, self.single_draft_seconds, sequences))
         return seconds
 

@@ -68,7 +68,7 @@ class TokenAutomaton:
         self.byte_automaton, self.vocabulary = ByteAutomaton(expression), vocabulary
         self._masks: dict[int, Mask] = {}  # by state
         # Requests share the states, and one thread may compile while another computes steps. Reentrant, so
-        # that `_fitting` may call `after`.
+        # that a `_fitting` that calls `after`, as a solution of the exercise may, does not wait for itself.
         self._lock = threading.RLock()
 
     def start(self) -> StateMatcher[int]:

@@ -32,12 +32,16 @@ class StructuredOutput:
     def slow_work(self, params: SamplingParams) -> SlowWork | None:
         """The work that compiles a request's constraint; None if it has none, or if that is compiled."""
         constraint = params.structured_outputs
-        return self.work_to_compile(constraint) if isinstance(constraint, StructuredOutputsParams) else None
+        if not isinstance(constraint, StructuredOutputsParams):  # none, or not one: then `clone` will raise
+            return None
+        return self.work_to_compile(constraint)
 
     def work_to_compile(self, params: StructuredOutputsParams) -> SlowWork | None:
         """The work that compiles a constraint; None if it is compiled already."""
         key = self.compiler.key(params)
-        return None if self.compiler.knows(key) else SlowWork(key, partial(self.compiler.compile, params))
+        if self.compiler.knows(key):
+            return None
+        return SlowWork(key, partial(self.compiler.compile, params))
 
     def prepare(self, samples: list[Request]) -> None:
         """Give each of the n samples of one prompt its `Constraint`, if its parameters have one. Any thread
@@ -61,14 +65,14 @@ class StructuredOutput:
         if not any(request.constraint for request in step.requests):
             return batch
         rows = list(batch.draws.rows)
-        first = 0  # the index of the request's first row
+        first_row = 0  # the index of the request's first row
         counts = batch.rows.chosen_counts
         for request, num_rows, drafts in zip(step.requests, counts, drafts_of(batch), strict=True):
             if request.constraint and num_rows:
-                for i, mask in enumerate(request.constraint.masks(drafts), start=first):
-                    both = intersection(mask, rows[i].mask)
-                    rows[i] = replace(rows[i], mask=both, is_adjusted=True)
-            first += num_rows
+                # There may be fewer masks than rows: the rows behind them do not count.
+                for i, mask in enumerate(request.constraint.masks(drafts), start=first_row):
+                    rows[i] = replace(rows[i], mask=intersection(mask, rows[i].mask), is_adjusted=True)
+            first_row += num_rows
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
     def must_land_first(self, step: Step) -> bool:

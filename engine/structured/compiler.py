@@ -97,10 +97,11 @@ class Compiler:
 
         Raises ParameterError, which names the constraint's field, if the constraint cannot be compiled.
         """
-        key = self.key(params)
+        params = self._with_config(params)
+        key = _cache_key(params)
         structure = self._cached(key)
         if structure is None:
-            structure = self._compile_new(self._with_config(params))
+            structure = self._compile_new(params)
             with self._cache_lock:
                 self._cache[key] = structure
                 if len(self._cache) > MAX_CACHED:
@@ -135,7 +136,7 @@ class Compiler:
 
     def _continuation(self, params: StructuredOutputsParams) -> Structure:
         """The structure of what may follow `params.prefix`. In whatever tokens the prefix is read, the same
-        bytes lead to the same place. Raises as `compile` does, and if no output begins with the prefix.
+        bytes lead to the same place. Raises ParameterError, also if no output begins with the prefix.
         """
         assert params.prefix is not None
         matcher = self.compile(replace(params, prefix=None)).start()

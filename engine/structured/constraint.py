@@ -20,7 +20,9 @@ class OutputConstraint:
         """`eos_ids` are the tokens that end an output. `output_ids` is the request's list of output tokens,
         which grows from step to step.
         """
-        self._structure, self._eos_ids, self._output_ids = structure, frozenset(eos_ids), output_ids
+        self._structure = structure
+        self._eos_ids = frozenset(eos_ids)
+        self._output_ids = output_ids
         self._matcher: Matcher | None = None  # made when the first mask is asked for
         self._num_read = 0  # how many tokens of the output were taken so far
         self._num_ends = 0  # how many of the last taken tokens are in `eos_ids`
@@ -37,8 +39,8 @@ class OutputConstraint:
 
     def masks(self, drafts: Sequence[int]) -> list[Mask]:
         """The masks of a step's rows: first of the row after the output so far, then of the row after each
-        draft. The masks end before the first draft that does not fit: the row before that draft never chooses
-        it, so no later row counts.
+        draft. If a draft does not fit, the row before it never chooses it, so later rows do not count: the
+        masks end with the row before the first such draft.
 
         A constraint that has failed gives a mask that allows no token, so that only its request ends, with an
         error.
@@ -80,7 +82,9 @@ class OutputConstraint:
                 return False
             self._num_ends += 1
             return True
-        return self._num_ends == 0 and matcher.advance(token_id)
+        if self._num_ends > 0:  # after a token that ends the output, no other fits
+            return False
+        return matcher.advance(token_id)
 
     def _take_back(self, matcher: Matcher, count: int) -> None:
         """Take back the last `count` tokens."""

@@ -19,7 +19,7 @@ from engine.structured.schemas import BY_NAME, DATA, DEFINITIONS, map_schemas
 
 MAX_PROPERTIES = 1000  # of one object
 MAX_PATTERNS = 5  # that one text must fit
-MAX_STEPS = 300_000  # to count them: a second at most
+MAX_STEPS = 300_000  # to count the patterns
 MAX_MULTIPLE = 10_000  # least common multiple, and sum, of all `multipleOf`, as `_without_zeros` counts them
 MAX_BOUND = 1 << 63  # the largest magnitude of a number's bound
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -27,29 +27,15 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 def why_refused(schema: Any) -> str | None:
     """Why a schema is refused: the keyword, its value and what is accepted. None if it is not refused."""
-    common_multiple, sum_of_multiples = 1, 0
-    for part in _all_schemas(schema):
+    parts = _all_schemas(schema)
+    for part in parts:
         reason = _why_part_refused(part)
         if reason is not None:
             return reason
-        value = part.get("multipleOf")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
-            continue
-        digits = _without_zeros(value)
-        common_multiple = math.lcm(common_multiple, digits)
-        sum_of_multiples += digits
-        if max(common_multiple, sum_of_multiples) > MAX_MULTIPLE:
-            return (
-                f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
-                "and the sum of all in the schema, without a decimal point and zeros at the end"
-            )
-    try:
-        num_patterns = _PatternCounter(schema).count()
-    except _TooManySteps:
-        return "$ref and allOf join too many schemas to count the patterns that one text must fit"
-    if num_patterns > MAX_PATTERNS:
-        return f"one text must fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
-    return None
+    reason = _why_multiples_refused(parts)
+    if reason is not None:
+        return reason
+    return _why_patterns_refused(schema)
 
 
 def _why_part_refused(part: dict[str, Any]) -> str | None:
@@ -64,6 +50,35 @@ def _why_part_refused(part: dict[str, Any]) -> str | None:
         value = part.get(keyword)
         if isinstance(value, int | float) and not _is_exact(value):
             return f"{keyword}={value}: a number that has an exact float of 64 bits is accepted, up to 2**63"
+    return None
+
+
+def _why_multiples_refused(parts: list[dict[str, Any]]) -> str | None:
+    """As `why_refused`, for the `multipleOf` of all schemas together."""
+    common_multiple, total = 1, 0
+    for part in parts:
+        value = part.get("multipleOf")
+        if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
+            continue
+        digits = _without_zeros(value)
+        common_multiple = math.lcm(common_multiple, digits)
+        total += digits
+        if max(common_multiple, total) > MAX_MULTIPLE:
+            return (
+                f"multipleOf={value}: at most {MAX_MULTIPLE} is accepted, as the least common multiple "
+                "and the sum of all in the schema, without a decimal point and zeros at the end"
+            )
+    return None
+
+
+def _why_patterns_refused(schema: Any) -> str | None:
+    """As `why_refused`, for the patterns and formats that one text must fit at once."""
+    try:
+        num_patterns = _PatternCounter(schema).count()
+    except _TooManySteps:
+        return "$ref and allOf join too many schemas to count the patterns that one text must fit"
+    if num_patterns > MAX_PATTERNS:
+        return f"one text must fit {num_patterns} patterns; at most {MAX_PATTERNS} are accepted"
     return None
 
 
@@ -93,7 +108,7 @@ def _without_zeros(value: int | float) -> int:
     return int("".join(map(str, digits)))
 
 
-class _Count(NamedTuple):
+class _Counts(NamedTuple):
     """How many patterns and formats the texts of a schema must fit at once, at most."""
 
     whole: int  # the text of the schema itself
@@ -104,12 +119,12 @@ class _Count(NamedTuple):
         """The count of one text within."""
         return self.within.get(name, self.within[None])
 
-    def most(self) -> int:
-        """The count of the text that has most."""
+    def largest(self) -> int:
+        """The count of the text that must fit most."""
         return max(self.whole, *self.within.values())
 
 
-NO_PATTERN = _Count(0, {None: 0})
+NO_PATTERN = _Counts(0, {None: 0})
 
 
 class _TooManySteps(Exception):
@@ -119,7 +134,7 @@ class _TooManySteps(Exception):
 class _PatternCounter:
     """Counts how many patterns and formats one text of a schema must fit at once, at most.
 
-    A reference that leads back to itself has the count that it had in the pass before, from 0 on. Passes
+    A reference that leads back to itself has the counts that it had in the pass before, from 0 on. Passes
     follow until nothing changes. The keywords `if`, `then`, `else` and `not` need no care: llguidance refuses
     them.
     """
@@ -127,51 +142,54 @@ class _PatternCounter:
     def __init__(self, root: Any) -> None:
         """`root`: the whole schema, in which references are looked up."""
         self.root = root
-        self.before: dict[str, _Count] = {}  # by reference, of the pass before
+        self.before: dict[str, _Counts] = {}  # by reference, of the pass before
         # By reference, of this pass; while a count is under way, that of the pass before.
-        self.counts: dict[str, _Count] = {}
+        self.counts: dict[str, _Counts] = {}
         self.steps_left = MAX_STEPS
 
     def count(self) -> int:
-        """The count of the text of `root` that has most. Raises _TooManySteps."""
+        """The count of the text of `root` that must fit most. Raises _TooManySteps."""
         while True:
             self.counts = {}
-            most = self._count(self.root).most()
-            if most > MAX_PATTERNS or self.counts == self.before:
-                return most
+            largest = self._count(self.root).largest()
+            if largest > MAX_PATTERNS or self.counts == self.before:
+                return largest
             self.before = self.counts
 
-    def _count(self, schema: Any) -> _Count:
+    def _count(self, schema: Any) -> _Counts:
         """The counts of a schema, or of another value within a schema."""
         if not isinstance(schema, Mapping):
             return NO_PATTERN
         whole = len([keyword for keyword in ("pattern", "format") if isinstance(schema.get(keyword), str)])
         within: dict[str | int | None, int] = {None: 0}
-        together = [_Count(whole, within)]  # and those of the schemas that the same text must fit, too
+        others: list[_Counts] = []  # of the other schemas that the same text must fit, too
         for keyword, value in schema.items():
             if keyword == "$ref" and isinstance(value, str):
-                together.append(self._count_reference(value))
+                others.append(self._count_reference(value))
             elif keyword == "allOf":
-                together += [self._count(part) for _, part in _parts(keyword, value)]
-            elif keyword in ("anyOf", "oneOf"):
-                together.append(self._merge(max, [self._count(part) for _, part in _parts(keyword, value)]))
+                others += [self._count(part) for _, part in _parts(keyword, value)]
+            elif keyword in ("anyOf", "oneOf"):  # the text must fit one of these
+                alternatives = [self._count(part) for _, part in _parts(keyword, value)]
+                others.append(self._merge(max, alternatives))
             elif keyword not in (*DATA, *DEFINITIONS):  # a definition counts where a reference leads to it
                 for name, part in _parts(keyword, value):
-                    within[name] = max(within.get(name, 0), self._count(part).most())
-        return self._merge(sum, together)
+                    within[name] = max(within.get(name, 0), self._count(part).largest())
+        return self._merge(sum, [_Counts(whole, within), *others])
 
-    def _merge(self, merge: Callable[[list[int]], int], counts: list[_Count]) -> _Count:
-        """One count of several: `merge` is `sum` for schemas of one text, and `max` for alternatives."""
-        names = {name for count in counts for name in count.within}
-        self.steps_left -= 1 + len(names) * len(counts)
+    def _merge(self, merge: Callable[[list[int]], int], all_counts: list[_Counts]) -> _Counts:
+        """One record of several: `merge` is `sum` for schemas of one text, and `max` for alternatives. Raises
+        _TooManySteps.
+        """
+        names = {name for counts in all_counts for name in counts.within}
+        self.steps_left -= 1 + len(names) * len(all_counts)
         if self.steps_left < 0:
             raise _TooManySteps
-        if not counts:
+        if not all_counts:
             return NO_PATTERN
-        within = {name: merge([count.of(name) for count in counts]) for name in names}
-        return _Count(merge([count.whole for count in counts]), within)
+        within = {name: merge([counts.of(name) for counts in all_counts]) for name in names}
+        return _Counts(merge([counts.whole for counts in all_counts]), within)
 
-    def _count_reference(self, reference: str) -> _Count:
+    def _count_reference(self, reference: str) -> _Counts:
         """The counts of the schema to which a reference leads, computed once in each pass."""
         if reference not in self.counts:
             self.counts[reference] = self.before.get(reference, NO_PATTERN)
@@ -198,5 +216,9 @@ def _parts(keyword: str, value: Any) -> list[tuple[str | int | None, Any]]:
     if keyword == "prefixItems" and isinstance(value, list):
         return list(enumerate(value))
     if keyword in BY_NAME and isinstance(value, Mapping):
-        value = list(value.values())
-    return [(None, part) for part in (value if isinstance(value, list) else [value])]
+        parts = list(value.values())
+    elif isinstance(value, list):
+        parts = value
+    else:
+        parts = [value]
+    return [(None, part) for part in parts]

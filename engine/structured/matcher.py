@@ -7,7 +7,7 @@ are in choice.py and automaton.py; llguidance makes others (guidance.py).
 """
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -83,8 +83,10 @@ class Automaton(Protocol[State]):
 class StateMatcher(Generic[State]):
     """The `Matcher` of an `Automaton`. It keeps all states so far, so that tokens can be taken back."""
 
-    def __init__(self, automaton: Automaton[State], states: Sequence[State] = ()) -> None:
-        self._automaton, self._states = automaton, list(states) or [automaton.first]
+    def __init__(self, automaton: Automaton[State], state: State | None = None) -> None:
+        """`state` is that of the output so far; None for an output without tokens."""
+        self._automaton = automaton
+        self._states = [automaton.first if state is None else state]
 
     def allowed(self) -> Mask:
         return self._automaton.allowed(self._states[-1]).copy()
@@ -104,4 +106,4 @@ class StateMatcher(Generic[State]):
             del self._states[-count:]
 
     def copy(self) -> "StateMatcher[State]":
-        return StateMatcher(self._automaton, self._states[-1:])
+        return StateMatcher(self._automaton, self._states[-1])

@@ -19,7 +19,8 @@ def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
     """The place of what is refused in `schema`, as a JSON pointer, such as "#/properties/age/not". If the
     search takes more than MAX_SECONDS, the result is a place above it.
     """
-    reason, deadline = why_refused(schema), time.thread_time() + MAX_SECONDS
+    reason = why_refused(schema)
+    deadline = time.thread_time() + MAX_SECONDS
     definitions = {}
     if isinstance(schema, Mapping):
         definitions = {keyword: schema[keyword] for keyword in DEFINITIONS if keyword in schema}
@@ -48,7 +49,9 @@ def place_of_refusal(schema: Any, why_refused: WhyRefused) -> str:
     # 2. There, find the keyword without which the schema is not refused. The reason may name the keyword, so
     #    keywords in it are tried first.
     keywords = list(smallest) if isinstance(smallest, Mapping) else []
-    for keyword in sorted(keywords, key=lambda keyword: keyword not in (reason or "")):
+    named = [keyword for keyword in keywords if keyword in (reason or "")]
+    others = [keyword for keyword in keywords if keyword not in named]
+    for keyword in [*named, *others]:
         without_keyword = {name: value for name, value in smallest.items() if name != keyword}
         if not is_refused(without_keyword) and time.thread_time() < deadline:
             return f"{pointer}/{escaped(keyword)}"

@@ -148,7 +148,8 @@ class _Reader:
         if self.text.startswith(("*", "+", "?", "{"), self.position):
             self.refuse("a repetition of a repetition is not supported: put the first in brackets")
         is_backwards = most is not None and most < least
-        if is_backwards or max(least, most or 0) > MAX_REPEATS:
+        largest = least if most is None else most
+        if is_backwards or largest > MAX_REPEATS:
             self.refuse_at(start, f"{{m,n}} with m up to n, and n up to {MAX_REPEATS}, is accepted")
         return repeat(item, least, most)
 
@@ -160,6 +161,7 @@ class _Reader:
         content = self.text[self.position : end] if end >= 0 else ""
         low, comma, high = content.partition(",")
         given = [number for number in (low, high) if number]
+        # Nine digits at most: MAX_REPEATS has fewer, and `int` refuses thousands of digits.
         are_numbers = all(number.isascii() and number.isdigit() and len(number) <= 9 for number in given)
         if not given or not are_numbers:
             self.refuse("a number of repetitions is expected, such as {2} or {2,5}")
@@ -188,11 +190,10 @@ class _Reader:
         """The range `low-high` of a set. Refuses it, at the position `start` of its minus, if `low` or `high`
         is more than one character, or if they are in the wrong order.
         """
-        ends = [*low, *high]
-        are_characters = len(ends) == 2 and all(first == last for first, last in ends)
-        if not are_characters or ends[0] > ends[1]:
+        first, last = _only_character(low), _only_character(high)
+        if first is None or last is None or first > last:
             self.refuse_at(start, "a range from a character to a later one is expected")
-        return ends[0][0], ends[1][0]
+        return first, last
 
     def set_member(self) -> Ranges:
         """A character or an escape in a set."""
@@ -230,3 +231,11 @@ class _Reader:
         if not are_digits or int(digits, 16) > LAST:
             self.refuse_at(start, f"{num_digits} hexadecimal digits of a character are expected")
         return int(digits, 16)
+
+
+def _only_character(ranges: Ranges) -> int | None:
+    """The code point of the character, if the ranges are only one; None if they are several."""
+    if len(ranges) > 1:
+        return None
+    first, last = ranges[0]
+    return first if first == last else None

@@ -41,7 +41,8 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def characters(ranges: Iterable[tuple[int, int]]) -> Expression:
     """An expression that matches one character of the ranges."""
-    without_surrogates = complement(complement(ranges))  # no complement has surrogates
+    # No complement has surrogates. So the complement of the complement is the same set without them.
+    without_surrogates = complement(complement(ranges))
     sequences = []
     for low, high in without_surrogates:
         sequences += [chain(*byte_sets) for byte_sets in _byte_sequences(low, high)]

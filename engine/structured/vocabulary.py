@@ -52,7 +52,9 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, eos_ids: Iterable[int] = ()) -> "Vocabulary":
-        """The tokenizer's tokens, without its special tokens and without `eos_ids`, which end an output."""
+        """The tokenizer's tokens, without its special tokens and without `eos_ids`, which end an output.
+        Raises ValueError if no token is left that stands for text.
+        """
         left_out = {*tokenizer.special_ids, *eos_ids}
         return cls({id: data for id, data in tokenizer.id_to_bytes.items() if id not in left_out})
 

@@ -308,3 +308,11 @@ def test_min_tokens_equal_hugging_faces_min_new_tokens(trained, min_tokens):
     expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=60)
     assert difference(output.token_ids, expected) == ""
     assert len(output.token_ids) >= min_tokens
+
+
+def test_a_field_that_was_changed_to_a_wrong_value_is_refused_by_name(byte_tokenizer):
+    params = SamplingParams(max_tokens=1)
+    params.truncate_prompt_tokens = "3"
+    with pytest.raises(ParameterError) as refused:
+        generate(Scripted("a"), byte_tokenizer, CONFIG, "hi", params)
+    assert refused.value.field == "truncate_prompt_tokens"
