@@ -66,7 +66,11 @@ class SlotCache:
 
     def usage(self) -> Usage:
         num_taken = len(self.slot_of)
-        return Usage(num_taken, num_taken * self.slot_tokens, self.num_slots * self.slot_tokens)
+        return Usage(
+            num_sequences=num_taken,
+            tokens_held=num_taken * self.slot_tokens,
+            tokens_total=self.num_slots * self.slot_tokens,
+        )
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         slot = np.array([self.slot_of[seq_id] for seq_id in ids])  # [S]
@@ -156,9 +160,9 @@ class SlotMemory:
         return combined_attend(groups)
 
     def _clear(self, part: "_BatchPart") -> None:
-        """If a sequence begins in a slot, set to zero what the slot's last sequence has written there: it may
-        hold NaN, which a mask does not hide. `Ragged` needs no mask, so nothing is set to zero for it. Also
-        note how far this step writes.
+        """Note how far this step writes. If a sequence begins in a slot, first set to zero what the slot's
+        last sequence has written there: it may hold NaN, which a mask does not hide. Where attention needs no
+        mask (`supports_ragged`), nothing is set to zero.
         """
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
