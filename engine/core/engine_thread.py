@@ -98,6 +98,9 @@ class EngineThread:
     def fail(self, cause: BaseException) -> None:
         """End the step loop because no step can be computed any more. Any thread may call this.
 
+        `cause` is an exception that ends the loop, such as a lost rank's (Extension A): one that is no
+        `Exception`, since the loop goes on after those.
+
         Every reader gets EngineError with the cause, and `health` returns False. If the current step takes
         longer than FAIL_SECONDS, this method leaves the step in its thread.
         """
@@ -278,7 +281,9 @@ class EngineThread:
         self._end(cause)
 
     def _run_command(self) -> None:
-        """Wait for a command and run it. An idle loop holds no command, and so no request, of the past."""
+        """Wait for a command and run it. This is a method of its own so that an idle loop has no variable
+        that keeps the last command, and its request, alive.
+        """
         command = self._commands.get()
         command()
 
@@ -375,7 +380,7 @@ class EngineThread:
             self.engine.abort_request(request_id)
 
     def _fail_all(self, error: BaseException) -> None:
-        """End all requests with an error that belongs to no single request. The engine goes on, empty."""
+        """End all requests with an error that belongs to no single request."""
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
             assert output is not None  # an unfinished request has an output
