@@ -93,4 +93,5 @@ class TraceFile:
         """Write all of `text`: one call of `write` may take a part only. Raises OSError."""
         data = text.encode()
         while data:
-            data = data[self._file.write(data) :]
+            num_written = self._file.write(data)
+            data = data[num_written:]
