@@ -142,7 +142,7 @@ class SlotMemory:
                 decodes.append(part)
             elif part.num_new < end:
                 others.append(part)
-            elif prompt_runs and prompt_runs[-1][-1].end_row == first_row:
+            elif prompt_runs and prompt_runs[-1][-1].end_row == first_row:  # the last prompt's neighbour
                 prompt_runs[-1].append(part)
             else:
                 prompt_runs.append([part])

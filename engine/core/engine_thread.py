@@ -192,7 +192,7 @@ class EngineThread:
         """Have the engine's thread call `function` between two steps.
 
         Returns and raises what `function` returns and raises. Raises EngineError if the engine does not run,
-        or ends before the call.
+        or ends before the call or by it.
         """
         loop, future = asyncio.get_running_loop(), Future[Result]()
 
@@ -211,7 +211,7 @@ class EngineThread:
                 future.set_exception(EngineError(error_text(error)))
                 raise
 
-        with self._lock:
+        with self._lock:  # in one go: `call` and `_give_up` look for the future in `_uncalled`
             self._command(call)
             self._uncalled.add(future)
         return await asyncio.wrap_future(future, loop=loop)
@@ -230,8 +230,10 @@ class EngineThread:
         """The `Post` of the running event loop. The readers of that loop keep it alive."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            post = self._posts.get(loop) or Post(loop)
-            self._posts[loop] = post
+            post = self._posts.get(loop)
+            if post is None:
+                post = Post(loop)
+                self._posts[loop] = post
         return post
 
     def _give_up(self, why: str) -> None:
