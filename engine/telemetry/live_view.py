@@ -2,7 +2,7 @@
 
 `LiveView` listens to one engine. It sends nothing: whoever wants a snapshot asks for one, in the engine's
 thread between two steps. After a snapshot the view notes the steps of the next KEEP_SECONDS, for the snapshot
-that may follow. While nobody asks, it keeps only a list of the unfinished requests.
+that may follow. While nobody asks, it notes only which requests are unfinished.
 
 Every list in a snapshot has a bound, and the snapshot says how much there is in all. It has no text, and no
 id that a client has chosen: requests are numbered in the order of their arrival. Knows no HTTP: the routes

@@ -49,7 +49,9 @@ class TraceFile:
         return self.num_bytes >= self.max_bytes
 
     def write(self, events: list[str]) -> None:
-        """Add events, each as JSON in ASCII without a line feed. They are dropped if none are taken now."""
+        """Add events, each as JSON in ASCII without a line feed. After `end`, or once the disk has failed,
+        they are dropped.
+        """
         if self.is_open and events:
             piece = SEPARATOR.join(events)
             self._pieces.append(piece)
