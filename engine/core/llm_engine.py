@@ -268,7 +268,10 @@ class LLMEngine:
         landed_at = time.perf_counter()
         # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
         live = [(s, request) for s, request in enumerate(step.requests) if request.state is not FINISHED]
-        ended = [request for s, request in live if append_tokens(request, s, result, landed_at)]
+        ended: list[Request] = []
+        for s, request in live:
+            if append_tokens(request, s, result, landed_at):
+                ended.append(request)
         # 3. The scheduler learns what was appended. Only then are the ended requests finished, since `update`
         #    leaves out finished requests. Their memory is free before the next step.
         self.scheduler.update(step, result.drafts)
