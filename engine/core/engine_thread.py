@@ -156,15 +156,15 @@ class EngineThread:
             raise
         mailbox = Mailbox(self._post())
 
-        def add() -> None:
-            self._add(request_id, samples, prompt, mailbox)
+        def begin() -> None:
+            self._command(lambda: self._add(request_id, samples, prompt, mailbox))
 
-        return Reader(
-            mailbox,
-            begin=lambda: self._command(add),
-            abort=lambda: self._leave(request_id, mailbox),
-            tokens=sum(request.num_prompt_tokens + request.output.limit for request in samples),
-        )
+        def abort() -> None:
+            with suppress(EngineError):  # the loop has ended, and the request with it
+                self._command(lambda: self._abort(request_id, mailbox))
+
+        num_tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
+        return Reader(mailbox, begin, abort, num_tokens)
 
     def _tell_of_refusal(self, request_id: str, error: Exception) -> None:
         """Have the engine's thread tell its listeners of a refused request."""
@@ -220,11 +220,6 @@ class EngineThread:
         """Stop a request, if it runs or waits. Its reader gets a last output with finish reason "abort"."""
         with suppress(EngineError):  # the loop has ended, and the request with it
             self._command(lambda: self._abort(request_id))
-
-    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """Abort the request of a reader that has left."""
-        with suppress(EngineError):  # the loop has ended, and the request with it
-            self._command(lambda: self._abort(request_id, mailbox))
 
     def _post(self) -> Post:
         """The `Post` of the running event loop. The readers of that loop keep it alive."""

@@ -55,8 +55,13 @@ class EngineSnapshot:
 
     def read(self) -> dict:
         """The snapshot as JSON data."""
-        lists = {"requests": self.requests, "steps": self.steps, "events": self.events}
-        return self.sizes | {"memory": self.memory.read()} | lists
+        return {
+            **self.sizes,
+            "memory": self.memory.read(),
+            "requests": self.requests,
+            "steps": self.steps,
+            "events": self.events,
+        }
 
 
 class LiveView(Listener):
