@@ -171,17 +171,21 @@ class Trace(Listener):
 
     def _engine_slices(self, record: StepRecord, moments: StepMoments, budget: int | None) -> list[str]:
         """The step's slices on the engine's tracks."""
-        number, num_tokens = record.number, sum(record.tokens_computed)
-        step = f'"step":{number}'
-        size = f',"tokens":{num_tokens},"sequences":{len(record.request_ids)}'
-        bound = "" if budget is None else f',"budget":{budget}'
-        error = "" if record.error is None else f',"error":{json.dumps(record.error[:MAX_TEXT])}'
-        counted = f',"counted":{json.dumps(record.counters)}' if any(record.counters.values()) else ""
-        device_start = max(moments.scheduled, self._last_landed)
+        # The arguments of the three slices.
+        step = f'"step":{record.number}'
+        device = f'{step},"tokens":{sum(record.tokens_computed)},"sequences":{len(record.request_ids)}'
+        if budget is not None:
+            device += f',"budget":{budget}'
+        if record.error is not None:
+            device += f',"error":{json.dumps(record.error[:MAX_TEXT])}'
+        land = step
+        if any(record.counters.values()):
+            land += f',"counted":{json.dumps(record.counters)}'
+        device_start = max(moments.scheduled, self._last_landed)  # the device computes one step at a time
         return [
             slice_event(ENGINE, SCHEDULE, moments.start, moments.scheduled, "schedule", step),
-            slice_event(ENGINE, DEVICE, device_start, moments.landed, "device", step + size + bound + error),
-            slice_event(ENGINE, LAND, moments.landed, moments.end, "land", step + counted),
+            slice_event(ENGINE, DEVICE, device_start, moments.landed, "device", device),
+            slice_event(ENGINE, LAND, moments.landed, moments.end, "land", land),
         ]
 
     def _add_request_slices(
