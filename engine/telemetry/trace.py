@@ -232,7 +232,8 @@ class Trace(Listener):
         self._add_counter(events, "requests", end, f'"running":{running},"waiting":{waiting}')
         self._add_counter(events, "blocks of the cache", end, f'"used":{used},"free":{total - used}')
         if record.counters:
-            self._add_counter(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
+            values = json.dumps(record.counters)[1:-1]  # without the braces
+            self._add_counter(events, "counted in a step", end, values)
         if not running and not waiting:  # the engine is idle until the next step
             budget = None if self._budget is None else 0
             self._add_token_counter(events, end, prefill=0, decode=0, budget=budget)
