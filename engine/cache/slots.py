@@ -84,6 +84,22 @@ class SlotCache:
         """Does nothing: slots are never copied."""
 
 
+class _BatchPart(NamedTuple):
+    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens. The rows are
+    first_row:end_row.
+    """
+
+    slot: int
+    first_row: int
+    end_row: int
+    end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
+
+    @property
+    def num_new(self) -> int:
+        """The number of the sequence's new tokens."""
+        return self.end_row - self.first_row
+
+
 class SlotMemory:
     """The memory: keys and values of `num_slots` sequences of up to `slot_tokens` tokens, allocated once.
 
@@ -159,7 +175,7 @@ class SlotMemory:
             groups.append((slice(part.first_row, part.end_row), self._one_sequence(part)))
         return combined_attend(groups)
 
-    def _clear(self, part: "_BatchPart") -> None:
+    def _clear(self, part: _BatchPart) -> None:
         """Note how far this step writes. If a sequence begins in a slot, first set to zero what the slot's
         last sequence has written there: it may hold NaN, which a mask does not hide. Where attention needs no
         mask (`supports_ragged`), nothing is set to zero.
@@ -171,7 +187,7 @@ class SlotMemory:
             written = 0
         self._written[part.slot] = max(part.end, written)
 
-    def _one_sequence(self, part: "_BatchPart") -> Attend:
+    def _one_sequence(self, part: _BatchPart) -> Attend:
         """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are
         stored in its slot, at their positions; then its queries see the first `end` tokens of the slot. The
         kernel gets views of the slot, so nothing is copied.
@@ -191,7 +207,7 @@ class SlotMemory:
 
         return attend
 
-    def _prompts(self, parts: "list[_BatchPart]") -> Attend:
+    def _prompts(self, parts: list[_BatchPart]) -> Attend:
         """Attention of prompts computed from their start. They see new keys only, so no slot is read."""
         store = self._store(parts)
         starts = tuple(accumulate((part.end for part in parts), initial=0))
@@ -203,7 +219,7 @@ class SlotMemory:
 
         return attend
 
-    def _decode(self, parts: "list[_BatchPart]") -> Attend:
+    def _decode(self, parts: list[_BatchPart]) -> Attend:
         """Attention of several sequences with one new token each, in one call."""
         store = self._store(parts)
         slots, ends = [part.slot for part in parts], [part.end for part in parts]
@@ -215,7 +231,7 @@ class SlotMemory:
 
         return attend
 
-    def _store(self, parts: "list[_BatchPart]") -> Callable[[int, Tensor, Tensor], None]:
+    def _store(self, parts: list[_BatchPart]) -> Callable[[int, Tensor, Tensor], None]:
         """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in
         their slots, at their positions.
         """
@@ -233,19 +249,3 @@ class SlotMemory:
             self.values[layer].view(-1, Dh).index_copy_(0, index, v.reshape(-1, Dh))
 
         return store
-
-
-class _BatchPart(NamedTuple):
-    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens. The rows are
-    first_row:end_row.
-    """
-
-    slot: int
-    first_row: int
-    end_row: int
-    end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
-
-    @property
-    def num_new(self) -> int:
-        """The number of the sequence's new tokens."""
-        return self.end_row - self.first_row
