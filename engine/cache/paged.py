@@ -57,7 +57,7 @@ class PagedCache:
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._copies: list[Copy] = []  # planned since the last step
         self._num_copies = 0  # planned since the start, which numbers the copies
-        self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
+        self._enable_prefix_caching, self._preemption_mode = enable_prefix_caching, preemption_mode
         self._window = window
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -178,7 +178,7 @@ class PagedCache:
         allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
         if self._enable_prefix_caching:
-            if num_tokens >= (len(allocation.chain) + 1) * self.block_size:
+            if num_tokens >= (len(allocation.chain) + 1) * self.block_size:  # a block has become full
                 self._add_prefixes(seq, allocation, num_tokens)
             if allocation.draft_progress.num_tokens:
                 self._mark_draft_computed(allocation, num_tokens)
@@ -230,9 +230,9 @@ class PagedCache:
         """
         allocation = self.allocations[seq.id]
         num_committed = allocation.num_committed
-        min_tokens = SWAP_FROM if self._mode is None else 1
+        min_tokens = SWAP_FROM if self._preemption_mode is None else 1
         may_swap = (
-            self._mode != "recompute"
+            self._preemption_mode != "recompute"
             and num_committed >= min_tokens
             and not seq.wants_every_row
             and not allocation.num_blocks_given_back
