@@ -15,7 +15,7 @@ class Allocation:
     """The memory of one admitted sequence. Numbers are of tokens, unless their names say of blocks."""
 
     table: BlockTable = field(default_factory=BlockTable)
-    num_reserved: int = 0  # tokens for which the blocks have room, as of the last `reserve`; 0 before it
+    num_reserved: int = 0  # tokens for which the blocks have room, by the last `reserve` or `trim`; 0 before
     num_committed: int = 0  # how many of the first tokens are known and computed; only these may be shared
     chain: list[Prefix] = field(default_factory=list)  # of the committed full blocks, in order
     draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))

@@ -62,7 +62,7 @@ class BlockManager:
         if count > len(self.free_queue):
             return None
         blocks: list[int] = []
-        next_block = -1 if after is None else after + 1
+        next_block = -1 if after is None else after + 1  # -1 is no block, so it is never free
         for _ in range(count):
             if next_block in self.free_queue and next_block not in self.contents:
                 block = next_block

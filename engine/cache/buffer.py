@@ -61,7 +61,11 @@ class BufferCache:
 
     def usage(self) -> Usage:
         num_sequences = 0 if self._holder is None else 1
-        return Usage(num_sequences, num_sequences * self.max_tokens, self.max_tokens)
+        return Usage(
+            num_sequences=num_sequences,
+            tokens_held=num_sequences * self.max_tokens,
+            tokens_total=self.max_tokens,
+        )
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         """The buffer is block 0, and a token lies at its position."""

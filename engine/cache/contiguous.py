@@ -47,9 +47,10 @@ class ContiguousPages:
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of a step of one sequence, whose last T tokens are new."""
-        blocks, T, context_len = batch.tables[0].tolist(), batch.num_tokens, batch.context_lens[0]
-        # 1. Get the pages in one piece. If the piece is a copy, find where its new tokens lie in the blocks.
-        new_tokens: list[tuple[Tensor, Tensor]] = []  # (in a block, in the copy); empty for a view
+        T, context_len = batch.num_tokens, batch.context_lens[0]
+        blocks = batch.tables[0].tolist()
+        # 1. Get the pages in one piece: a view of the memory if the blocks are neighbours, otherwise a copy.
+        new_tokens: list[tuple[Tensor, Tensor]] = []  # of a copy: (in a block, in the copy); none of a view
         are_neighbours = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
         if are_neighbours:
             self.forget()  # this step stores in the blocks only, so a copy would miss its tokens
@@ -59,15 +60,16 @@ class ContiguousPages:
             pages = self._gathered_pages(batch.ids[0], blocks, context_len)
             layers = pages.flatten(0, 1)
             new_tokens = self._new_token_views(blocks, pages, context_len - T)
-        # By layer: `layers` has the keys of L layers, then their values.
-        all_tokens, new = layers.unbind(), layers[:, -T:].unbind()
-        L = len(new) // 2
-        keys, values = all_tokens[:L], all_tokens[L:]  # each [context_len, Hkv, Dh]
-        new_keys, new_values = new[:L], new[L:]  # each [T, Hkv, Dh]
+        # 2. Get each layer's keys and values. `layers` has the keys of L layers, then their values.
+        by_layer = layers.unbind()  # 2 · L tensors [context_len, Hkv, Dh]
+        new_by_layer = layers[:, -T:].unbind()  # 2 · L tensors [T, Hkv, Dh]
+        L = len(by_layer) // 2
+        keys, values = by_layer[:L], by_layer[L:]
+        new_keys, new_values = new_by_layer[:L], new_by_layer[L:]
         spans = Spans.of_one(T, context_len)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # 2. Store, then attend. In the last layer, the new tokens of all layers are stored in the blocks.
+            # Store, then attend. The last layer copies the new tokens of all layers into the blocks.
             new_keys[layer].copy_(k)
             new_values[layer].copy_(v)
             if layer == L - 1:

@@ -36,12 +36,12 @@ class ExtrasMemory:
 
     def attention(self, batch: Batch) -> ExtrasAttend:
         """The `attend` of one step. What is the same in every layer is computed here, once."""
-        pages = self.memory
-        plan = self._make_plan(pages.pages(batch), tuple(batch.query_start), pages.keys[0])
-        (slots,) = on_device(pages.memory.device, batch.slots)
+        all_keys, all_values = self.memory.keys, self.memory.values  # by layer
+        plan = self._make_plan(self.memory.pages(batch), tuple(batch.query_start), all_keys[0])
+        (slots,) = on_device(all_keys[0].device, batch.slots)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
-            keys, values = pages.keys[layer], pages.values[layer]
+            keys, values = all_keys[layer], all_values[layer]
             self._store(k, v, keys, values, slots)
             return plan(q, keys, values, extras)
 

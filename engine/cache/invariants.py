@@ -44,8 +44,12 @@ class Invariants:
             self._check_step(step)
 
     def _check_allocation(self, seq_id: str, allocation: Allocation) -> None:
-        """Check that the table has not changed since the last check but at its end, that no block is in it
-        twice, that it has room for the committed tokens, and that they fill each block of it that is shared.
+        """Check a sequence's table:
+
+        - Since the last check, it has grown at its end only, unless `trim` has replaced it.
+        - No block is in it twice.
+        - It has room for the committed tokens.
+        - Committed tokens fill each of its blocks that is shared.
         """
         table, P = allocation.table.blocks.tolist(), self.cache.block_size
         if seq_id in self._last_tables:

@@ -1,6 +1,6 @@
 """The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
-Promises the attention of slots (Part 7), whatever blocks a sequence has, and makes each copy of blocks once.
+Promises the same attention as slots (Part 7), whatever blocks a sequence has. Makes each copy of blocks once.
 The kernels are arguments: a varlen kernel, plans by which tokens read pages (engine/attention/paged.py), and
 a function that stores keys and values. This module knows only the record of a step: engine/cache/paged.py
 decides which blocks a sequence has. Part 12.
@@ -120,16 +120,16 @@ class PageMemory:
     def _groups(self, batch: Batch) -> list[tuple[slice | Tensor, Attend]]:
         """The groups of a step: which of its T rows each has, and how these are attended, in one call.
 
-        1. Sequences with one new token each, and on a CPU without `prefill` with up to MAX_ROW_BY_ROW, are
-           attended row by row by a plan of `decode`: each new token is a row that sees the tokens up to
-           itself.
-        2. All other sequences are attended by `_attend_sequences`.
+        1. Sequences with one new token (on a CPU without `prefill`: with up to MAX_ROW_BY_ROW). A plan of
+           `decode` attends them row by row: each new token is a row that sees the tokens up to itself.
+        2. All other sequences. `_attend_sequences` attends them.
         """
-        pages, num_new = self.pages(batch), np.diff(batch.query_start)  # num_new[S]
-        sequence = np.repeat(np.arange(len(num_new)), num_new)  # [T]
-        positions = np.array(batch.positions)  # [T]
-        is_by_row = num_new <= self._max_by_row  # [S]
-        row_mask = is_by_row[sequence]  # [T]
+        pages = self.pages(batch)
+        num_new = np.diff(batch.query_start)  # [S]: each sequence's new tokens
+        is_by_row = num_new <= self._max_by_row  # [S]: whether a sequence is attended row by row
+        sequence = np.repeat(np.arange(len(num_new)), num_new)  # [T]: the sequence of each row
+        positions = np.array(batch.positions)  # [T]: the position of each row
+        row_mask = is_by_row[sequence]  # [T]: whether a row's sequence is attended row by row
         groups: list[tuple[slice | Tensor, Attend]] = []
         if is_by_row.any():
             row_pages = Pages(pages.tables[sequence[row_mask]], positions[row_mask] + 1, self.block_size)

@@ -57,7 +57,7 @@ class PagedCache:
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._copies: list[Copy] = []  # planned since the last step
         self._num_copies = 0  # planned since the start, which numbers the copies
-        self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
+        self._enable_prefix_caching, self._preemption_mode = enable_prefix_caching, preemption_mode
         self._window = window
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -178,7 +178,7 @@ class PagedCache:
         allocation = self.allocations[seq.id]
         allocation.num_committed = num_tokens
         if self._enable_prefix_caching:
-            if num_tokens >= (len(allocation.chain) + 1) * self.block_size:
+            if num_tokens >= (len(allocation.chain) + 1) * self.block_size:  # a block has become full
                 self._add_prefixes(seq, allocation, num_tokens)
             if allocation.draft_progress.num_tokens:
                 self._mark_draft_computed(allocation, num_tokens)
@@ -202,8 +202,8 @@ class PagedCache:
             allocation.num_draft_blocks = end
 
     def _give_back(self, allocation: Allocation, num_tokens: int, window: int) -> None:
-        """Free the blocks before the last `window` tokens of the next query, which has position `num_tokens`
-        and sees its own key, too.
+        """Free the blocks that no later query sees. The next query has position `num_tokens`, and sees its
+        own key and the `window` - 1 keys before it.
         """
         num_unseen_blocks = max(0, num_tokens + 1 - window) // self.block_size
         if num_unseen_blocks > allocation.num_blocks_given_back:
@@ -230,9 +230,9 @@ class PagedCache:
         """
         allocation = self.allocations[seq.id]
         num_committed = allocation.num_committed
-        min_tokens = SWAP_FROM if self._mode is None else 1
+        min_tokens = SWAP_FROM if self._preemption_mode is None else 1
         may_swap = (
-            self._mode != "recompute"
+            self._preemption_mode != "recompute"
             and num_committed >= min_tokens
             and not seq.wants_every_row
             and not allocation.num_blocks_given_back
@@ -240,7 +240,12 @@ class PagedCache:
         if may_swap:
             blocks = allocation.table.blocks[: self.num_blocks_for(num_committed)].tolist()
             num_draft_tokens = min(allocation.draft_progress.num_tokens, num_committed)
-            swapped = self.swap.put(seq.id, len(blocks), num_committed, num_draft_tokens)
+            swapped = self.swap.put(
+                seq.id,
+                num_blocks=len(blocks),
+                num_tokens=num_committed,
+                num_draft_tokens=num_draft_tokens,
+            )
             if swapped is not None:
                 self._move("out", blocks, swapped.blocks)
                 self.num_swapped += 1
@@ -281,19 +286,26 @@ class PagedCache:
 
     def usage(self) -> Usage:
         in_use = self.num_blocks - self.blocks.num_free
-        return Usage(len(self.allocations), in_use * self.block_size, self.num_blocks * self.block_size)
+        return Usage(
+            num_sequences=len(self.allocations),
+            tokens_held=in_use * self.block_size,
+            tokens_total=self.num_blocks * self.block_size,
+        )
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         """As in `KVCacheManager`. A table has the blocks up to the sequence's last new token."""
         P = self.block_size
         tables = np.zeros((len(ids), max(positions) // P + 1), dtype=np.int64)  # [S, W]
-        for row, seq_id, end in zip(tables, ids, query_start[1:], strict=True):
-            count = positions[end - 1] // P + 1  # blocks up to the last token
-            row[:count] = self.allocations[seq_id].table.blocks[:count]
-        sequence, position = np.arange(len(ids)), np.array(positions)
-        if len(positions) > len(ids):  # in most steps each sequence has one new token
-            sequence = sequence.repeat(np.diff(query_start))  # [T]
-        return Locations(tables, tables[sequence, position // P] * P + position % P)
+        for s, seq_id in enumerate(ids):
+            last_position = positions[query_start[s + 1] - 1]
+            num_blocks = last_position // P + 1
+            tables[s, :num_blocks] = self.allocations[seq_id].table.blocks[:num_blocks]
+        sequence = np.arange(len(ids))  # [T]: of each new token, if each sequence has one, as in most steps
+        if len(positions) > len(ids):
+            sequence = sequence.repeat(np.diff(query_start))
+        position = np.array(positions)  # [T]
+        block = tables[sequence, position // P]  # [T]
+        return Locations(tables, slots=block * P + position % P)
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self._copies = tuple(self._copies), []

@@ -69,8 +69,12 @@ class PrefixCache:
         """Note that `block` holds the last tokens of `prefix`, unless another block is known for them
         already. Returns the stored prefix, which is the next block's parent.
         """
-        known_block = self._block.setdefault(prefix, block)
-        return self._prefix.setdefault(known_block, prefix)
+        known_block = self._block.get(prefix)
+        if known_block is not None:
+            return self._prefix[known_block]
+        self._block[prefix] = block
+        self._prefix[block] = prefix
+        return prefix
 
     def forget(self, block: int) -> None:
         """Remove a block, which will be overwritten. Does nothing for a block that is not known."""

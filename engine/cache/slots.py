@@ -66,7 +66,11 @@ class SlotCache:
 
     def usage(self) -> Usage:
         num_taken = len(self.slot_of)
-        return Usage(num_taken, num_taken * self.slot_tokens, self.num_slots * self.slot_tokens)
+        return Usage(
+            num_sequences=num_taken,
+            tokens_held=num_taken * self.slot_tokens,
+            tokens_total=self.num_slots * self.slot_tokens,
+        )
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         slot = np.array([self.slot_of[seq_id] for seq_id in ids])  # [S]
@@ -78,6 +82,22 @@ class SlotCache:
 
     def replan(self, copies: Sequence[Copy]) -> None:
         """Does nothing: slots are never copied."""
+
+
+class _BatchPart(NamedTuple):
+    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens. The rows are
+    first_row:end_row.
+    """
+
+    slot: int
+    first_row: int
+    end_row: int
+    end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
+
+    @property
+    def num_new(self) -> int:
+        """The number of the sequence's new tokens."""
+        return self.end_row - self.first_row
 
 
 class SlotMemory:
@@ -138,7 +158,7 @@ class SlotMemory:
                 decodes.append(part)
             elif part.num_new < end:
                 others.append(part)
-            elif prompt_runs and prompt_runs[-1][-1].end_row == first_row:
+            elif prompt_runs and prompt_runs[-1][-1].end_row == first_row:  # the last prompt's neighbour
                 prompt_runs[-1].append(part)
             else:
                 prompt_runs.append([part])
@@ -155,10 +175,10 @@ class SlotMemory:
             groups.append((slice(part.first_row, part.end_row), self._one_sequence(part)))
         return combined_attend(groups)
 
-    def _clear(self, part: "_BatchPart") -> None:
-        """If a sequence begins in a slot, set to zero what the slot's last sequence has written there: it may
-        hold NaN, which a mask does not hide. `Ragged` needs no mask, so nothing is set to zero for it. Also
-        note how far this step writes.
+    def _clear(self, part: _BatchPart) -> None:
+        """Note how far this step writes. If a sequence begins in a slot, first set to zero what the slot's
+        last sequence has written there: it may hold NaN, which a mask does not hide. Where attention needs no
+        mask (`supports_ragged`), nothing is set to zero.
         """
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
@@ -167,7 +187,7 @@ class SlotMemory:
             written = 0
         self._written[part.slot] = max(part.end, written)
 
-    def _one_sequence(self, part: "_BatchPart") -> Attend:
+    def _one_sequence(self, part: _BatchPart) -> Attend:
         """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are
         stored in its slot, at their positions; then its queries see the first `end` tokens of the slot. The
         kernel gets views of the slot, so nothing is copied.
@@ -187,7 +207,7 @@ class SlotMemory:
 
         return attend
 
-    def _prompts(self, parts: "list[_BatchPart]") -> Attend:
+    def _prompts(self, parts: list[_BatchPart]) -> Attend:
         """Attention of prompts computed from their start. They see new keys only, so no slot is read."""
         store = self._store(parts)
         starts = tuple(accumulate((part.end for part in parts), initial=0))
@@ -199,7 +219,7 @@ class SlotMemory:
 
         return attend
 
-    def _decode(self, parts: "list[_BatchPart]") -> Attend:
+    def _decode(self, parts: list[_BatchPart]) -> Attend:
         """Attention of several sequences with one new token each, in one call."""
         store = self._store(parts)
         slots, ends = [part.slot for part in parts], [part.end for part in parts]
@@ -211,7 +231,7 @@ class SlotMemory:
 
         return attend
 
-    def _store(self, parts: "list[_BatchPart]") -> Callable[[int, Tensor, Tensor], None]:
+    def _store(self, parts: list[_BatchPart]) -> Callable[[int, Tensor, Tensor], None]:
         """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in
         their slots, at their positions.
         """
@@ -229,19 +249,3 @@ class SlotMemory:
             self.values[layer].view(-1, Dh).index_copy_(0, index, v.reshape(-1, Dh))
 
         return store
-
-
-class _BatchPart(NamedTuple):
-    """One sequence of a batch: its slot, and which of the batch's T rows are its new tokens. The rows are
-    first_row:end_row.
-    """
-
-    slot: int
-    first_row: int
-    end_row: int
-    end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
-
-    @property
-    def num_new(self) -> int:
-        """The number of the sequence's new tokens."""
-        return self.end_row - self.first_row

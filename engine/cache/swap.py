@@ -33,10 +33,11 @@ class SwapSpace:
         return len(self.sequences)
 
     def put(
-        self, seq_id: str, num_blocks: int, num_tokens: int, num_draft_tokens: int = 0
+        self, seq_id: str, num_blocks: int, num_tokens: int, num_draft_tokens: int
     ) -> SwappedSequence | None:
-        """Reserve `num_blocks` blocks for a sequence's first `num_tokens` tokens. Returns None if fewer
-        blocks are free.
+        """Reserve `num_blocks` blocks for a sequence's first `num_tokens` tokens, of which a draft model has
+        computed the first `num_draft_tokens`, too. Returns None, and reserves nothing, if fewer blocks are
+        free.
         """
         blocks = self.blocks.allocate(num_blocks)
         if blocks is None:

@@ -8,9 +8,9 @@ the cache has both share the full blocks, and copies the last block, which both 
 compute no key twice, and store the full blocks of the prompt once.
 
 vLLM submits each beam as a new prompt in each step, and its prefix cache finds the full blocks; the tokens
-behind them are computed again. Beam search as requests among others would let beams wait for each other while
-neighbours hold the memory, so it would need a plan for whole groups. It takes an idle engine instead, and its
-memory is checked before anything is computed.
+behind them are computed again. If beams ran beside other requests, a beam could wait for memory that those
+hold, and the other beams would wait for it. So beam search needs an idle engine, and checks that the memory
+is enough before anything is computed.
 """
 
 from collections import deque
@@ -75,7 +75,8 @@ class BeamSearch:
         )
         (request,) = self.engine.make_requests(request_id, prompt, sampling, **options)
         # These scores may be more than a user's request may ask for, so they are set after the check.
-        request.params.logprobs, request.is_scored = self.num_likeliest, True
+        request.params.logprobs = self.num_likeliest
+        request.is_scored = True
         num_blocks = self._num_blocks(request.num_prompt_tokens, request.output.limit)
         orig_prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
         if text is not None:
@@ -158,8 +159,8 @@ class BeamSearch:
         return None if adapters is None or search.adapter is None else adapters.key(search.adapter)
 
     def _has_room(self, running: Sequence[Search], search: Search, limit: int | None) -> bool:
-        """Whether a search may begin beside the running ones: whether there are at most `limit` searches
-        then, all with one adapter, and all of their beams can run and hold their blocks at the same time.
+        """Whether a search may begin beside the running ones: they have the same adapter, at most `limit`
+        searches run then, and all of their beams can run and hold their blocks at the same time.
         """
         if not running:  # `__init__` and `prepare` have checked that one search has room
             return True
@@ -209,16 +210,17 @@ class BeamSearch:
         num_tokens = search.num_tokens
         is_last = num_tokens == search.max_answer_tokens
         # 1. Choose the continuations, keep the answers that have ended, and see whether the search goes on.
-        going_on, ended = best_continuations(
-            [beam.score for beam in last_beams],
-            [beam.computed_logprobs().top(self.num_likeliest) for beam in last_beams],
-            self.params.beam_width,
-            lambda token_id: is_last or token_id in self.end_ids,
-        )
+        scores = [beam.score for beam in last_beams]
+        likeliest = [beam.computed_logprobs().top(self.num_likeliest) for beam in last_beams]
+
+        def ends(token_id: int) -> bool:
+            return is_last or token_id in self.end_ids
+
+        going_on, ended = best_continuations(scores, likeliest, self.params.beam_width, ends)
         for continuation in ended:
             search.answers.add(continuation.score, num_tokens, self._answer(search, continuation))
-        if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
-            going_on = []
+        if going_on and not search.answers.may_improve(going_on[0].score, num_tokens):
+            going_on = []  # so the search has ended
         forks = search.go_on(going_on)
         # 2. Free the blocks of beams that do not go on.
         kept_ids = {beam.request.id for beam in search.beams}

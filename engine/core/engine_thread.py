@@ -98,6 +98,9 @@ class EngineThread:
     def fail(self, cause: BaseException) -> None:
         """End the step loop because no step can be computed any more. Any thread may call this.
 
+        `cause` is an exception that ends the loop, such as a lost rank's (Extension A): one that is no
+        `Exception`, since the loop goes on after those.
+
         Every reader gets EngineError with the cause, and `health` returns False. If the current step takes
         longer than FAIL_SECONDS, this method leaves the step in its thread.
         """
@@ -153,15 +156,15 @@ class EngineThread:
             raise
         mailbox = Mailbox(self._post())
 
-        def add() -> None:
-            self._add(request_id, samples, prompt, mailbox)
+        def begin() -> None:
+            self._command(lambda: self._add(request_id, samples, prompt, mailbox))
 
-        return Reader(
-            mailbox,
-            begin=lambda: self._command(add),
-            abort=lambda: self._leave(request_id, mailbox),
-            tokens=sum(request.num_prompt_tokens + request.output.limit for request in samples),
-        )
+        def abort() -> None:
+            with suppress(EngineError):  # the loop has ended, and the request with it
+                self._command(lambda: self._abort(request_id, mailbox))
+
+        num_tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
+        return Reader(mailbox, begin, abort, num_tokens)
 
     def _tell_of_refusal(self, request_id: str, error: Exception) -> None:
         """Have the engine's thread tell its listeners of a refused request."""
@@ -189,7 +192,7 @@ class EngineThread:
         """Have the engine's thread call `function` between two steps.
 
         Returns and raises what `function` returns and raises. Raises EngineError if the engine does not run,
-        or ends before the call.
+        or ends before the call or by it.
         """
         loop, future = asyncio.get_running_loop(), Future[Result]()
 
@@ -208,7 +211,7 @@ class EngineThread:
                 future.set_exception(EngineError(error_text(error)))
                 raise
 
-        with self._lock:
+        with self._lock:  # in one go: `call` and `_give_up` look for the future in `_uncalled`
             self._command(call)
             self._uncalled.add(future)
         return await asyncio.wrap_future(future, loop=loop)
@@ -218,17 +221,14 @@ class EngineThread:
         with suppress(EngineError):  # the loop has ended, and the request with it
             self._command(lambda: self._abort(request_id))
 
-    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """Abort the request of a reader that has left."""
-        with suppress(EngineError):  # the loop has ended, and the request with it
-            self._command(lambda: self._abort(request_id, mailbox))
-
     def _post(self) -> Post:
         """The `Post` of the running event loop. The readers of that loop keep it alive."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            post = self._posts.get(loop) or Post(loop)
-            self._posts[loop] = post
+            post = self._posts.get(loop)
+            if post is None:
+                post = Post(loop)
+                self._posts[loop] = post
         return post
 
     def _give_up(self, why: str) -> None:
@@ -278,7 +278,9 @@ class EngineThread:
         self._end(cause)
 
     def _run_command(self) -> None:
-        """Wait for a command and run it. An idle loop holds no command, and so no request, of the past."""
+        """Wait for a command and run it. This is a method of its own so that an idle loop has no variable
+        that keeps the last command, and its request, alive.
+        """
         command = self._commands.get()
         command()
 
@@ -375,7 +377,7 @@ class EngineThread:
             self.engine.abort_request(request_id)
 
     def _fail_all(self, error: BaseException) -> None:
-        """End all requests with an error that belongs to no single request. The engine goes on, empty."""
+        """End all requests with an error that belongs to no single request."""
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
             assert output is not None  # an unfinished request has an output

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from engine.core.interfaces import Adapters, Capability, Preparation, Recover
 from engine.core.landing import append_tokens
 from engine.core.submission import Submission, make_samples, refuse_forked, refuse_options
-from engine.decoding.outputs import FinishReason, RequestOutput
+from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.decoding.refusals import refuse_unknown_tokens, refuse_unsupported
@@ -200,7 +200,9 @@ class LLMEngine:
             return None
         for request in submission.samples:
             if request.state is not FINISHED:
-                self._end(request, None if request.output.finish_reason else "abort")
+                if request.output.finish_reason is None:
+                    request.output.finish_reason = "abort"
+                self._end(request)
                 self.listeners.tell(Listener.on_finish, request)
         return self._outputs([request_id])[0]
 
@@ -266,7 +268,10 @@ class LLMEngine:
         landed_at = time.perf_counter()
         # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
         live = [(s, request) for s, request in enumerate(step.requests) if request.state is not FINISHED]
-        ended = [request for s, request in live if append_tokens(request, s, result, landed_at)]
+        ended: list[Request] = []
+        for s, request in live:
+            if append_tokens(request, s, result, landed_at):
+                ended.append(request)
         # 3. The scheduler learns what was appended. Only then are the ended requests finished, since `update`
         #    leaves out finished requests. Their memory is free before the next step.
         self.scheduler.update(step, result.drafts)
@@ -284,7 +289,8 @@ class LLMEngine:
         live = [request for request in step.requests if request.state is not FINISHED]
         for request in failed:
             request.error = error_text(error)
-            self._end(request, "error")
+            request.output.finish_reason = "error"
+            self._end(request)
         return self._report(step, landed_at, [*live, *failed], failed, error=error_text(error))
 
     def _fail_if_stuck(self) -> list[RequestOutput]:
@@ -299,16 +305,13 @@ class LLMEngine:
             return []
         request = queue[0]
         request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
-        self._end(request, "error")
+        request.output.finish_reason = "error"
+        self._end(request)
         self.listeners.tell(Listener.on_finish, request)
         return self._outputs([request.request_id])
 
-    def _end(self, request: Request, reason: FinishReason | None = None) -> None:
-        """Take a request out of the scheduler, which frees its memory. `reason` is None if its output has a
-        finish reason already.
-        """
-        if reason:
-            request.output.finish_reason = reason
+    def _end(self, request: Request) -> None:
+        """Take a request whose output has its finish reason out of the scheduler, which frees its memory."""
         request.drop_placeholders()
         self.scheduler.finish(request)
 

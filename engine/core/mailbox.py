@@ -127,6 +127,7 @@ class Reader:
         self._leave()
 
     def _leave(self) -> None:
+        """Abort the request if it has begun and not ended. Only the first call does."""
         if self._begun and not self._ended:
             self._abort()
         self._ended = True

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from engine.decoding.params import NoRoomError
@@ -51,7 +50,7 @@ class OneAtATime:
                 if len(self._calls) > self.max_waiting:
                     raise NoRoomError(f"{self.max_waiting} {self.noun} wait for their turn already")
                 call = self._calls[work.name] = _Call(self._thread.submit(work.function))
-                call.future.add_done_callback(partial(self._forget, work.name, call))
+                call.future.add_done_callback(lambda _: self._forget(work.name, call))
             call.num_callers += 1
         try:
             return await asyncio.shield(asyncio.wrap_future(call.future))
@@ -61,7 +60,7 @@ class OneAtATime:
                 if not call.num_callers:
                     call.future.cancel()  # which does nothing once the work has begun
 
-    def _forget(self, name: Hashable, call: _Call, _: Future) -> None:
+    def _forget(self, name: Hashable, call: _Call) -> None:
         """Forget work that is done or cancelled, unless another call of its name has taken its place."""
         with self._lock:
             if self._calls.get(name) is call:

@@ -35,7 +35,8 @@ class Submission:
     prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
     def output(self, request_id: str) -> RequestOutput:
-        """The output of all samples so far. Lists that still grow are not copied.
+        """The output of all samples so far. A list that has stopped growing is copied, and one that still
+        grows is a `Snapshot`.
 
         This is called for each request of each step, so it calls few functions, and none with keywords.
         """
@@ -46,7 +47,6 @@ class Submission:
             output, reason = request.output, request.output.finish_reason
             if reason is None:
                 finished = False
-            # A list that has stopped growing is copied.
             snapshot: Callable[[list], Sequence] = list if reason else Snapshot
             completion = CompletionOutput(
                 index, output.visible, snapshot(output.token_ids), reason, output.stop_reason
@@ -70,10 +70,10 @@ class Submission:
             finished,
             self.prompt_logprobs,
             first.num_cached_tokens,
-            failed.error if failed else None,
+            failed.error if failed else None,  # error
             first.stats,
-            self.adapter,
-            failed.error_field if failed else None,
+            self.adapter,  # lora_request
+            failed.error_field if failed else None,  # error_field
         )
 
 

@@ -75,10 +75,10 @@ class ApiPrice:
 
     def of(self, tokens: Mapping[str, int]) -> Fraction:
         """The price of `tokens` (kind -> number of tokens), in dollars."""
-        million_fold = (
+        microdollars = (
             self.cached * tokens["cached"] + self.input * tokens["input"] + self.output * tokens["output"]
         )
-        return million_fold / 10**6
+        return microdollars / 10**6
 
 
 @dataclass(frozen=True)

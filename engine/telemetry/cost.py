@@ -67,7 +67,8 @@ class CostMeter(Listener):
         """`weights`: by default those of `Weights()`. `clock` returns seconds, and must be the clock of the
         engine's StepRecords.
         """
-        self.price, self.weights, self.api_price = price, weights or Weights(), api_price
+        self.price, self.api_price = price, api_price
+        self.weights = Weights() if weights is None else weights
         self.closed: list[Callable[[Account], None]] = []  # called with each account once it is complete
         self._clock = clock
         self._lock = threading.Lock()  # between the engine's thread and readers

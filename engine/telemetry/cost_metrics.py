@@ -72,14 +72,24 @@ class CostMetrics:
         """
         bill, model_name = self.meter.read(), self.model_name
         dollars = {kind: float(bill.price.of(ns)) for kind, ns in bill.ns.items() if kind != "under_way"}
-        by_time = "Dollars for the device, by what its time went to."
-        yield families.counter_by("kind", "ruvon:cost_dollars", by_time, model_name, dollars)
-        paid_tokens = "Tokens that requests pay for, by kind."
-        yield families.counter_by("kind", "ruvon:cost_tokens", paid_tokens, model_name, bill.tokens)
+        yield families.counter_by(
+            "kind",
+            "ruvon:cost_dollars",
+            "Dollars for the device, by what its time went to.",
+            model_name,
+            dollars,
+        )
+        yield families.counter_by(
+            "kind", "ruvon:cost_tokens", "Tokens that requests pay for, by kind.", model_name, bill.tokens
+        )
         if self.meter.api_price:
             api_dollars = float(self.meter.api_price.of(bill.tokens))
-            at_api_price = "Dollars for these tokens at the API's price."
-            yield families.counter("ruvon:api_cost_dollars", at_api_price, model_name, api_dollars)
+            yield families.counter(
+                "ruvon:api_cost_dollars",
+                "Dollars for these tokens at the API's price.",
+                model_name,
+                api_dollars,
+            )
         per_hour = float(bill.price.per_hour)
         yield families.gauge(
             "ruvon:price_dollars_per_hour", "Dollars for an hour of the device.", model_name, per_hour

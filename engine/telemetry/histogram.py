@@ -59,7 +59,7 @@ def quantile(q: float, bounds: Sequence[float], cumulative: Sequence[int]) -> fl
     if not cumulative[-1]:
         return None
     rank = q * cumulative[-1]
-    bucket = bisect_left(cumulative, rank)  # cumulative counts rise, as bounds do
+    bucket = bisect_left(cumulative, rank)  # the first whose count is at least the rank
     if bucket >= len(bounds):
         return bounds[-1]
     lower = bounds[bucket - 1] if bucket else 0.0

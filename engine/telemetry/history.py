@@ -91,8 +91,8 @@ class HistorySnapshot:
         percentiles = NO_PERCENTILES
         if values:
             percentiles = {name: round(percentile(values, q), 6) for name, q in PERCENTILES.items()}
-        # Only a later sample says that no other can come for this window: a step's tokens are sampled a
-        # moment after their time.
+        # A step's tokens are sampled a moment after their time, so further samples of this window may come
+        # until there is one behind it. Only then can the percentiles be kept.
         if end < len(samples):
             self.percentile_cache[key] = percentiles
         return percentiles

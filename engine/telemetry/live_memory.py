@@ -33,9 +33,15 @@ class BlocksCopy:
     known: list[int]  # the blocks that a prefix cache can find
 
     def read(self) -> dict:
-        """The blocks as JSON data. How many are `used`, by one sequence or more; `shared`, by two or more;
-        `known` to the prefix cache; and `kept`: free, but known. In `cells` these are lists, with a number
-        for each cell; `references` has the most that a block there has.
+        """The blocks as JSON data. It counts the blocks in four states:
+
+        - `used`: one sequence or more holds the block.
+        - `shared`: two sequences or more hold it.
+        - `known`: a prefix cache can find it.
+        - `kept`: it is known, and no sequence holds it.
+
+        `cells` has a list for each state, with the count of each cell. Its list `references` has for each
+        cell the most sequences that hold one of its blocks.
         """
         references = np.array(self.references)
         is_known = np.zeros(len(references), dtype=bool)

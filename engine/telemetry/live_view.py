@@ -2,7 +2,7 @@
 
 `LiveView` listens to one engine. It sends nothing: whoever wants a snapshot asks for one, in the engine's
 thread between two steps. After a snapshot the view notes the steps of the next KEEP_SECONDS, for the snapshot
-that may follow. While nobody asks, it keeps only a list of the unfinished requests.
+that may follow. While nobody asks, it notes only which requests are unfinished.
 
 Every list in a snapshot has a bound, and the snapshot says how much there is in all. It has no text, and no
 id that a client has chosen: requests are numbered in the order of their arrival. Knows no HTTP: the routes
@@ -31,7 +31,7 @@ MAX_EVENTS = 8  # the newest ones
 
 @dataclass(slots=True)
 class Tracked:
-    """A request that has not ended, and what its last step has done: the last that the view has noted."""
+    """A request that has not ended, and what it did in the last of its steps that the view has noted."""
 
     request: Request
     label: str  # its number, from 1, and behind a point which of n > 1 samples it is
@@ -55,8 +55,13 @@ class EngineSnapshot:
 
     def read(self) -> dict:
         """The snapshot as JSON data."""
-        lists = {"requests": self.requests, "steps": self.steps, "events": self.events}
-        return self.sizes | {"memory": self.memory.read()} | lists
+        return {
+            **self.sizes,
+            "memory": self.memory.read(),
+            "requests": self.requests,
+            "steps": self.steps,
+            "events": self.events,
+        }
 
 
 class LiveView(Listener):
@@ -193,15 +198,16 @@ class LiveView(Listener):
             if tracked is None:  # it was aborted while the step was under way
                 continue
             computed = record.tokens_computed[s]
-            is_output = _decodes(tracked, record.tokens_held[s] - computed)
+            start = record.tokens_held[s] - computed  # the position of the first computed token
+            has_decoded = _decodes(tracked, start)  # by `num_outputs` before this step
             num_outputs = len(tracked.request.stats.token_times)
             num_new = num_outputs - tracked.num_outputs
             tracked.num_outputs, tracked.step = num_outputs, record.number
             tracked.computed, tracked.new = computed, num_new
             tracked.checked = 0
-            if is_output:
-                tracked.checked = computed - 1
-                kept = max(0, num_new - 1)
+            if has_decoded:
+                tracked.checked = computed - 1  # all but the last known token are drafts
+                kept = max(0, num_new - 1)  # each new token but the last is a draft that stood
                 tokens["output"] += 1
                 tokens["kept"] += kept
                 tokens["refused"] += tracked.checked - kept

@@ -81,7 +81,7 @@ class EngineMetrics(Listener):
         self._lock = threading.Lock()  # between the engine's thread and readers
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self._own_process = ProcessCollector(registry=self.registry)  # its memory and processor time
+        self._own_process = ProcessCollector(registry=self.registry)  # memory, processor time
         engine.listeners.add(self)
 
     # What the engine tells its listeners.

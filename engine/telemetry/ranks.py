@@ -73,8 +73,12 @@ class RankMetrics:
         for process in processes:
             num_bytes = resident_bytes(process.process_id)
             share = num_bytes / total if num_bytes and total else 0.0
-            size = "" if num_bytes is None else f"{num_bytes / 2**30:.2f} GiB"
-            text = size if process.is_running else "has ended"
+            if not process.is_running:
+                text = "has ended"
+            elif num_bytes is None:
+                text = ""
+            else:
+                text = f"{num_bytes / 2**30:.2f} GiB"
             title = f"rank {process.rank}, process {process.process_id}"
             rows.append([title, share, text, COLOUR])
         return {

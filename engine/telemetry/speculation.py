@@ -24,17 +24,23 @@ class SpeculationMetrics:
         Accepted tokens are also counted by their position in the draft, from 0.
         """
         tally, model_name = self.tally, self.model_name
-        text = "Drafts: how often tokens were proposed."
-        yield families.counter("vllm:spec_decode_num_drafts", text, model_name, tally.drafts)
-        text = "Proposed tokens."
-        yield families.counter("vllm:spec_decode_num_draft_tokens", text, model_name, tally.proposed)
-        text = "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts."
-        yield families.counter("vllm:spec_decode_num_accepted_tokens", text, model_name, tally.accepted)
-        accepted_at = {str(position): count for position, count in enumerate(self.tally.accepted_at)}
+        yield families.counter(
+            "vllm:spec_decode_num_drafts", "Drafts: how often tokens were proposed.", model_name, tally.drafts
+        )
+        yield families.counter(
+            "vllm:spec_decode_num_draft_tokens", "Proposed tokens.", model_name, tally.proposed
+        )
+        yield families.counter(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts.",
+            model_name,
+            tally.accepted,
+        )
+        accepted_at = {str(position): count for position, count in enumerate(tally.accepted_at)}
         yield families.counter_by(
             "position",
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens, by their position in the draft.",
-            self.model_name,
+            model_name,
             accepted_at,
         )

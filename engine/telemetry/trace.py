@@ -53,7 +53,7 @@ class RequestRow:
     number: int  # from 1
     request: Request
     end: int  # of the last slice, or the arrival
-    num_known: int  # tokens of the prompt; after a preemption, those of prompt and output when it came
+    prefill_end: int  # prompt tokens; after a preemption, all tokens that the request had by then
     gaps: list[Gap]  # while a step is under way there may be two: one before the step, and one behind it
     num_outputs: int = 0  # output tokens so far
 
@@ -138,7 +138,7 @@ class Trace(Listener):
         row = self._rows.get(request.id)
         if row is not None:
             row.gaps.append(Gap("preempted", self._now()))
-            row.num_known = len(request.token_ids)
+            row.prefill_end = len(request.token_ids)
 
     def on_step(self, record: StepRecord) -> None:
         """Write the slices of a step that has landed or failed, and the counters that have changed."""
@@ -171,17 +171,21 @@ class Trace(Listener):
 
     def _engine_slices(self, record: StepRecord, moments: StepMoments, budget: int | None) -> list[str]:
         """The step's slices on the engine's tracks."""
-        number, num_tokens = record.number, sum(record.tokens_computed)
-        step = f'"step":{number}'
-        size = f',"tokens":{num_tokens},"sequences":{len(record.request_ids)}'
-        bound = "" if budget is None else f',"budget":{budget}'
-        error = "" if record.error is None else f',"error":{json.dumps(record.error[:MAX_TEXT])}'
-        counted = f',"counted":{json.dumps(record.counters)}' if any(record.counters.values()) else ""
-        launched = max(moments.scheduled, self._last_landed)
+        # The arguments of the three slices.
+        step = f'"step":{record.number}'
+        device = f'{step},"tokens":{sum(record.tokens_computed)},"sequences":{len(record.request_ids)}'
+        if budget is not None:
+            device += f',"budget":{budget}'
+        if record.error is not None:
+            device += f',"error":{json.dumps(record.error[:MAX_TEXT])}'
+        land = step
+        if any(record.counters.values()):
+            land += f',"counted":{json.dumps(record.counters)}'
+        device_start = max(moments.scheduled, self._last_landed)  # the device computes one step at a time
         return [
             slice_event(ENGINE, SCHEDULE, moments.start, moments.scheduled, "schedule", step),
-            slice_event(ENGINE, DEVICE, launched, moments.landed, "device", step + size + bound + error),
-            slice_event(ENGINE, LAND, moments.landed, moments.end, "land", step + counted),
+            slice_event(ENGINE, DEVICE, device_start, moments.landed, "device", device),
+            slice_event(ENGINE, LAND, moments.landed, moments.end, "land", land),
         ]
 
     def _add_request_slices(
@@ -193,29 +197,30 @@ class Trace(Listener):
         computed = record.tokens_computed[s]
         first = record.tokens_held[s] - computed  # the position of the first of these tokens
         # 1. What the request did before the step. A preemption may have come behind the step's launch.
-        cached = ""
+        ends_gap = False
         if row.gaps and moments.scheduled >= row.gaps[0].since:
+            ends_gap = True
             gap = row.gaps.pop(0)
             events.append(slice_event(REQUESTS, row.number, gap.since, moments.scheduled, gap.name))
             row.end = moments.scheduled
-            cached = f',"cached":{first}'
         begin = max(row.end, moments.scheduled)
         row.end = max(begin, moments.landed)
-        for gap in row.gaps:
+        for gap in row.gaps:  # it begins behind the step's slice, even if it came while the step ran
             gap.since = max(gap.since, row.end)
         # 2. The step. A request that comes back from the swap space lacks one token: that is no prefill.
         num_outputs = len(row.request.stats.token_times)
         num_new = num_outputs - row.num_outputs
         row.num_outputs = num_outputs
-        is_prefill = first < row.request.num_prompt_tokens or (first < row.num_known and computed > 1)
-        details = f'"tokens":{computed},"start":{first}{cached},"new":{num_new}'
-        if record.error is not None:
-            name = "failed"
-        elif is_prefill:
-            name = "prefill"
-        else:
+        is_prefill = first < row.request.num_prompt_tokens or (first < row.prefill_end and computed > 1)
+        if record.error is None and not is_prefill:
             name = "decode"
             details = "" if computed == num_new == 1 else f'"tokens":{computed},"new":{num_new}'
+        else:
+            name = "prefill" if record.error is None else "failed"
+            details = f'"tokens":{computed},"start":{first}'
+            if ends_gap:  # the cache had the tokens before `first`
+                details += f',"cached":{first}'
+            details += f',"new":{num_new}'
         events.append(slice_event(REQUESTS, row.number, begin, row.end, name, details))
         return is_prefill
 
@@ -227,9 +232,11 @@ class Trace(Listener):
         self._add_counter(events, "requests", end, f'"running":{running},"waiting":{waiting}')
         self._add_counter(events, "blocks of the cache", end, f'"used":{used},"free":{total - used}')
         if record.counters:
-            self._add_counter(events, "counted in a step", end, json.dumps(record.counters)[1:-1])
+            values = json.dumps(record.counters)[1:-1]  # without the braces
+            self._add_counter(events, "counted in a step", end, values)
         if not running and not waiting:  # the engine is idle until the next step
-            self._add_token_counter(events, end, 0, 0, None if self._budget is None else 0)
+            budget = None if self._budget is None else 0
+            self._add_token_counter(events, end, prefill=0, decode=0, budget=budget)
 
     def _add_token_counter(
         self, events: list[str], moment: int, prefill: int, decode: int, budget: int | None

@@ -49,7 +49,9 @@ class TraceFile:
         return self.num_bytes >= self.max_bytes
 
     def write(self, events: list[str]) -> None:
-        """Add events, each as JSON in ASCII without a line feed. They are dropped if none are taken now."""
+        """Add events, each as JSON in ASCII without a line feed. After `end`, or once the disk has failed,
+        they are dropped.
+        """
         if self.is_open and events:
             piece = SEPARATOR.join(events)
             self._pieces.append(piece)
@@ -93,4 +95,5 @@ class TraceFile:
         """Write all of `text`: one call of `write` may take a part only. Raises OSError."""
         data = text.encode()
         while data:
-            data = data[self._file.write(data) :]
+            num_written = self._file.write(data)
+            data = data[num_written:]

@@ -104,28 +104,29 @@ def _events(path: str | Path) -> Iterator[tuple[int, Event]]:
 
 
 def _add_event(event: Event, content: TraceContent, open_rows: dict[int, TracedRequest]) -> None:
-    """Add an event to `content`, and keep in `open_rows` which request has a row. Raises KeyError, TypeError
-    or AttributeError if it is no event of a trace, ValueError if a number in it is wrong.
+    """Add an event to `content`, and keep in `open_rows` which request has a row. Of a counter, only its time
+    counts. Raises KeyError, TypeError or AttributeError if it is no event of a trace, ValueError if a number
+    in it is wrong.
     """
     kind, details = event["ph"], event.get("args", {})
-    if kind == "M":
+    if kind == "M":  # a name, which has no time
         return
     start = _whole_number(event["ts"])
     end = start + _whole_number(event.get("dur", 0))
     content.last_time = max(content.last_time, end)
-    if kind == "i" and event["name"] == "end":
+    if kind == "i" and event["name"] == "end":  # the trace ends
         content.end_reason = str(details["reason"])
-    elif kind == "B":
+    elif kind == "B":  # a request arrives
         request = TracedRequest(start)
         open_rows[_whole_number(event["tid"])] = request
         content.requests.append(request)
-    elif kind == "E":
+    elif kind == "E":  # a request ends, or the trace ends before it
         request = open_rows.pop(event["tid"])
         if details["reason"] != "unfinished":
             request.reason = str(details["reason"])
-    elif kind == "X" and event["pid"] == REQUESTS:
+    elif kind == "X" and event["pid"] == REQUESTS:  # what a request did
         _add_request_slice(open_rows[event["tid"]], event["name"], start, end, details)
-    elif kind == "X" and event["pid"] == ENGINE:
+    elif kind == "X" and event["pid"] == ENGINE:  # what a track shows of a step
         step = content.steps.setdefault(_whole_number(details["step"]), TracedStep())
         _add_step_slice(step, event["tid"], start, end, details)
         for name, amount in details.get("counted", {}).items():

@@ -77,7 +77,7 @@ def shares_a_block_that_is_not_full(cache, a, b, child):
 
 
 def swaps_and_keeps(cache, a, b, child):
-    cache.swap.put("b", 3, 10)
+    cache.swap.put("b", num_blocks=3, num_tokens=10, num_draft_tokens=0)
 
 
 def commits_what_it_has_no_room_for(cache, a, b, child):
