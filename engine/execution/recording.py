@@ -1,9 +1,10 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, its
-record and its runner's name are written; when its result is read, its tokens or its error are. When an
-adapter is written into a slot, its folder is. `run_again` runs the same steps in the same order. This module
-knows no request. The file contains the prompts, as token ids, so it is as confidential as they are.
+Each line of the file is JSON. The first line says how the engine was made. A step has two lines: one with its
+record and its runner's name, written when the step is submitted, and one with its tokens or its error, written
+when its result is read. An adapter that gets a slot has a line with its folder. `run_again` runs the same
+steps in the same order. This module knows no request. The file contains the prompts, as token ids, so it is
+as confidential as they are.
 """
 
 import json
@@ -124,12 +125,12 @@ class Bounds:
         if self.num_tokens is not None:
             _within("tokens", [batch.num_tokens], self.num_tokens + 1)
         _within("context_lens", batch.context_lens, self.max_positions + 1)
-        _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
+        _within("token_ids", batch.token_ids, V, start=PLACEHOLDER if self.has_last_tokens else 0)
         _within("rows.prompt_ids", rows.prompt_ids, V)
-        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
+        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, start=UNSCORED)
         for row in batch.draws.rows:
             self._check_draw(row)
-        _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
+        _within("adapters", batch.adapters, self.num_adapters, start=NO_ADAPTER)
         _within("tables", batch.tables, self.num_blocks)
         for copy in batch.copies:
             num_sources = self.num_swap_blocks if copy.kind == "in" else self.num_blocks
@@ -144,7 +145,8 @@ class Bounds:
         _within("draws.stop_ids", row.stop_ids, V)
         _within("draws.bad_ids", row.bad_ids, V)
         if row.mask is not None:
-            _within("draws.mask", [len(row.mask)], -(-V // 32) + 1)  # a bit for each token, rounded up
+            num_words = -(-V // 32)  # of 32 bits, rounded up: the mask has a bit for each token
+            _within("draws.mask", [len(row.mask)], num_words + 1)
         if row.tokens is not None:
             _within("draws.tokens", row.tokens, V)
 
@@ -154,7 +156,8 @@ class Bounds:
         """
         tables, P = batch.tables, self.block_size
         longest, S = max(batch.context_lens), len(batch.ids)
-        if tables.shape[1] != -(-longest // P):
+        width = -(-longest // P)  # blocks, rounded up
+        if tables.shape[1] != width:
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
         sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]: the sequence of each token
         block, offset = np.divmod(batch.positions, P)  # [T] each
@@ -270,12 +273,13 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
 def _compare(entry: Mapping[str, Any], step: _SubmittedStep) -> ComparedStep:
     """Wait for the step, and put its result beside the one in the file."""
     tokens_now = error_now = None
-    try:
-        if isinstance(step.pending, Exception):
-            raise step.pending
-        tokens_now = step.pending.result().tokens
-    except Exception as error:
-        error_now = error_text(error)
+    if isinstance(step.pending, Exception):
+        error_now = error_text(step.pending)
+    else:
+        try:
+            tokens_now = step.pending.result().tokens
+        except Exception as error:
+            error_now = error_text(error)
     return ComparedStep(
         step=entry["result"],
         runner=step.runner,
