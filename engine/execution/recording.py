@@ -1,8 +1,8 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-Each line of the file is JSON. The first line says how the engine was made. A step has two lines: one with its
-record and its runner's name, written when the step is submitted, and one with its tokens or its error, written
-when its result is read. An adapter that gets a slot has a line with its folder. `run_again` runs the same
+Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, a line
+with its record and its runner's name is written; as soon as its tokens or its error are known, another line
+with them. A line for an adapter says which folder was written into which slot. `run_again` runs the same
 steps in the same order. This module knows no request. The file contains the prompts, as token ids, so it is
 as confidential as they are.
 """
