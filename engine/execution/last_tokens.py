@@ -7,7 +7,7 @@ placeholder stands for each of these tokens. SGLang calls this a future map.
 import torch
 from torch import Tensor
 
-from engine.execution.runner import Inputs, upload
+from engine.execution.runner import Inputs, upload_inputs
 from engine.machine.device import on_device
 from engine.requests.batch import PLACEHOLDER, Batch
 
@@ -50,7 +50,7 @@ class LastTokens:
         """Copy the record's numbers to the device, with tokens in place of their placeholders. Does not wait
         for the device.
         """
-        inputs = upload(batch, device)
+        inputs = upload_inputs(batch, device)
         sources = self.sources(batch)
         indices = [t for t, row in enumerate(sources) if row >= 0]  # of the placeholders
         if indices:
