@@ -20,8 +20,8 @@ from engine.models.config import OURS, ModelConfig, architecture
 from engine.models.weights import Place
 
 DIVIDED = ("num_heads", "num_kv_heads", "intermediate_size")  # the config's fields that `size` divides
-# Ends of names: the second linear layer of attention and of the MLP; and what Hugging Face's plans call so
-# (Extension C). A block's other linear layers are cut by their outputs.
+# Ends of the names of layers that are cut by their inputs: the second linear layer of attention and of the
+# MLP, and Extension C's name for such a layer. A block's other linear layers are cut by their outputs.
 CUT_BY_INPUTS = ("attention.proj", "mlp.down", "rowwise")
 MAX_SIZE = 64  # the largest number of ranks that an error message lists
 
