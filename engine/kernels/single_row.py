@@ -24,14 +24,6 @@ from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.config import ModelConfig
 from engine.models.gpt2 import Model as GPT2
 
-
-class Operand(NamedTuple):
-    """A linear layer's arguments for its kernel."""
-
-    tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
-    constants: dict[str, int]  # compile-time constants of the kernel: N, K and others
-
-
 TILES = {
     "qkv": Tile(rows=4, warps=4, resident=4),
     "proj": Tile(rows=4, warps=2, resident=None),
@@ -147,6 +139,13 @@ def _linear_add(
         tl.store(x + row, new_residual, mask=row < N)
         if PROGRAMS * ROWS < N:
             tile, biases, residual = next_tile, next_biases, next_residual
+
+
+class Operand(NamedTuple):
+    """A linear layer's arguments for its kernel."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
+    constants: dict[str, int]  # compile-time constants of the kernel: N, K and others
 
 
 class BlockOperands(NamedTuple):
