@@ -60,7 +60,7 @@ class ManyRows:
         head = model.head.weight
         missing_rows = triton.cdiv(V, HEAD_ROWS) * HEAD_ROWS - V
         self.head = torch.cat([head, head.new_zeros(missing_rows, D)]) if missing_rows else head
-        self.x = torch.empty(max_rows, D, device=device)
+        self.x = torch.empty(max_rows, D, device=device)  # the residual, in fp32
         self.normed = empty(max_rows, D)
         self.attended = empty(max_rows, D)
         self.product = empty(max_rows, D)
