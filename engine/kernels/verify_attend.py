@@ -103,7 +103,7 @@ def _is_continued(slots, tables, lens, row, S, width, P: tl.constexpr):
     token before the next row's token lies in the slot of `row`. slots[S], tables[S, width], lens[S].
     """
     next_row = row + 1
-    # The next row's token has the position `length - 1` of the next row; the token before has `length - 2`.
+    # The next row's length counts its own token, so the token before that has the position length - 2.
     before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
     block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
     slot_before_next = block * P + before_next % P
