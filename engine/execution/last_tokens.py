@@ -31,10 +31,9 @@ class LastTokens:
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
         # Without drafts, each sequence has one chosen token, or none inside its prompt.
-        seq_ids = [
-            seq_id for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count
-        ]  # [R]
-        self._row = {seq_id: row for row, seq_id in enumerate(seq_ids)}
+        counts = batch.rows.chosen_counts  # [S]
+        chosen_ids = [seq_id for seq_id, count in zip(batch.ids, counts, strict=True) if count]  # [R]
+        self._row = {seq_id: row for row, seq_id in enumerate(chosen_ids)}
 
     def sources(self, batch: Batch) -> list[int]:
         """[T]: for each placeholder, the row of `chosen` that has its token; -1 for each known token."""
