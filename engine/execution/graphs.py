@@ -203,7 +203,7 @@ class DecodeGraphs:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for size in reversed(self.sizes):
             self._device_numbers.zero_()
-            self._views(self._device_numbers, size).pad(0)
+            self._views(self._device_numbers, size).pad(first=0)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._run(size)  # compiles the kernels, which cannot be done while they are recorded

@@ -137,10 +137,10 @@ class HostScores:
         self._next_row = rows.stop
         return [
             TokenScores(
-                self.ids[row, : n + 1].copy(),
-                self.logprobs[row, : n + 1].copy(),
-                int(self.ranks[row]),
-                self.text_of,
+                token_ids=self.ids[row, : n + 1].copy(),
+                logprobs=self.logprobs[row, : n + 1].copy(),
+                rank=int(self.ranks[row]),
+                text_of=self.text_of,
             )
             for row in rows
         ]

@@ -233,6 +233,7 @@ class SingleRow:
         self.launch_embed(token_ids, positions)
         for layer, block in enumerate(self.operands.blocks):
             self.launch_norm_linear("qkv", block.qkv, self.qkv)
+            # None for the bias: the qkv layer's kernel has added it.
             self.attend(
                 self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
                 pdl=self.pdl,

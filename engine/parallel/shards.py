@@ -119,9 +119,10 @@ class Shards:
     def _shard_factors(self, layer: str, factors: Factors) -> Factors:
         """This rank's part of the factors A and B of one layer, as `adapter` says."""
         if layer.endswith(CUT_BY_INPUTS):
-            return replace(factors, A=cut(factors.A, 1, self.rank, self.size))
+            return replace(factors, A=cut(factors.A, dim=1, rank=self.rank, size=self.size))
         rows = factors.rows
         if rows is not None:  # the rows of the whole layer; this rank's layer has a `size`-th of them
             rows = slice(rows.start // self.size, rows.stop // self.size)
         matrices = self._matrices[f"{layer}.weight"]
-        return replace(factors, B=cut(factors.B, 0, self.rank, self.size, matrices), rows=rows)
+        B = cut(factors.B, dim=0, rank=self.rank, size=self.size, matrices=matrices)
+        return replace(factors, B=B, rows=rows)
