@@ -52,9 +52,9 @@ class Recording:
         self._file.write(f'{{"step":{self._num_steps},"runner":"{runner}","batch":{record}}}\n')
         return self._num_steps
 
-    def write_error(self, step: int, error: Exception) -> None:
-        """Write the error of a step, in place of its result."""
-        self.write({"result": step, "error": error_text(error)})
+    def write_error(self, number: int, error: Exception) -> None:
+        """Write the error of step `number`, in place of its result."""
+        self.write({"result": number, "error": error_text(error)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class RecordedStep:
 
     pending: Pending
     recording: Recording
-    step: int  # its number in the file
+    number: int  # in the file
 
     def result(self) -> StepResult:
         """Wait for the step, and write its tokens or its error."""
         try:
             result = self.pending.result()
         except Exception as error:
-            self.recording.write_error(self.step, error)
+            self.recording.write_error(self.number, error)
             raise
-        self.recording.write({"result": self.step, "tokens": result.tokens})
+        self.recording.write({"result": self.number, "tokens": result.tokens})
         return result
 
 
@@ -85,13 +85,13 @@ class RecordedExecutor:
 
     def submit(self, batch: Batch) -> Pending:
         """Write the record, then submit the step. An error of the submission is written, too."""
-        step = self.recording.write_step(self.runner, batch)
+        number = self.recording.write_step(self.runner, batch)
         try:
             pending = self.executor.submit(batch)
         except Exception as error:
-            self.recording.write_error(step, error)
+            self.recording.write_error(number, error)
             raise
-        return RecordedStep(pending, self.recording, step)
+        return RecordedStep(pending, self.recording, number)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
         """Pass `callback` to the executor inside."""
@@ -177,7 +177,7 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 class ComparedStep:
     """A recorded step: its result in the recording, and its result when it was run again."""
 
-    step: int  # its number in the file
+    number: int  # in the file
     runner: str
     batch: Batch
     tokens: list[list[int]] | None  # [S], as recorded; None if the step failed then, with `error`
@@ -281,7 +281,7 @@ def _compare(entry: Mapping[str, Any], step: _SubmittedStep) -> ComparedStep:
         except Exception as error:
             error_now = error_text(error)
     return ComparedStep(
-        step=entry["result"],
+        number=entry["result"],
         runner=step.runner,
         batch=step.batch,
         tokens=entry.get("tokens"),
