@@ -36,7 +36,7 @@ def replay(
             num_tokens += sum(map(len, compared.tokens_now or ()))
             if compared.error:
                 message = f"failed when it was recorded: {printable(compared.error)}"
-                print(f"step {compared.step}: {message}", file=sys.stderr)
+                print(f"step {compared.number}: {message}", file=sys.stderr)
             if not compared.is_equal and first_difference is None:
                 first_difference = compared
     except (CheckpointError, ValueError, OSError) as error:
@@ -53,7 +53,7 @@ def _print_difference(difference: "ComparedStep", num_steps: int) -> None:
     """Print how a step differs from the recording. `num_steps`: the number of steps in the recording."""
     from engine.client.untrusted import for_stdout
 
-    print(f"step {difference.step} ({difference.runner}) differs, the first of {num_steps:,}:")
+    print(f"step {difference.number} ({difference.runner}) differs, the first of {num_steps:,}:")
     if difference.error_now:
         print(f"  it fails: {for_stdout(difference.error_now)}")
     if difference.tokens is None or difference.tokens_now is None:

@@ -20,11 +20,11 @@ class ExtrasStep:
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
         """tables[S, W], each other argument [S] -> logits[S, V]."""
-        starts = torch.arange(len(lens) + 1, dtype=torch.int32, device=lens.device)  # one query each
+        query_start = torch.arange(len(lens) + 1, dtype=torch.int32, device=lens.device)  # one query each
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             store_kv(k, v, keys, values, slots)
-            return extras_attention(q, keys, values, tables, lens, starts, 1, extras)
+            return extras_attention(q, keys, values, tables, lens, query_start, max_queries=1, extras=extras)
 
         return self.model.logits(self.model(token_ids, positions, ExtrasAttend(attend)))

@@ -1,11 +1,11 @@
 """Decode steps as CUDA graphs: hundreds of kernels launched by one call. Part 13.
 
-A step of a GPT-2 with 48 layers launches some 580 kernels from Python, one after the other, or 240 that are
-tuned for one sequence. With few sequences, the GPU waits for the host most of the time. A graph records
-the kernels once, with their addresses and numbers of rows, and replays all of them in one call. So everything
-that changes from step to step (tokens, positions, slots, block tables, lengths) lies in buffers whose
-addresses never change, and each size of a ladder has its own graph: a step of 5 sequences runs in the graph
-for 8, with three rows of padding.
+A step of a GPT-2 with 48 layers launches some 580 kernels from Python, one after the other; with the kernels
+that are tuned for one sequence, 240. With few sequences, the GPU waits for the host most of the time. A graph
+records the kernels once, with their addresses and numbers of rows, and replays all of them in one call. So
+everything that changes from step to step (tokens, positions, slots, block tables, lengths) lies in buffers
+whose addresses never change, and each size of a ladder has its own graph: a step of 5 sequences runs in the
+graph for 8, with three rows of padding.
 
 The results are those of the model's forward pass up to rounding, and greedy rows choose as `sample` does.
 Graphs compute steps of few rows only; other steps go another way. With `capture=False`, the same kernels run
@@ -58,7 +58,7 @@ class GraphInputs(NamedTuple):
         self.lens[first:] = 0
 
 
-NUMBERS_PER_ROW = len(GraphInputs._fields) - 1  # the numbers of a row, without its block table
+NUMBERS_PER_ROW = 5  # the fields of GraphInputs for one row, without its block table
 
 
 class CapturedGraph(NamedTuple):
@@ -100,8 +100,8 @@ def fastest_steps(
 ) -> StepOf:
     """A function that gives the fastest step for a number of rows from 1 to `max_rows`. For `DecodeGraphs`.
 
-    `many_rows_class` computes several rows of GPT-2. (The rows of Part 16's class may see one another. A
-    single row sees no other row, so its step is the same.)
+    `many_rows_class` computes steps of several rows of GPT-2. Part 16 passes a class whose rows may see one
+    another. A single row has no other row to see, so `SingleRow` computes it for any such class.
     """
     keys, values = list(memory.keys), list(memory.values)
     if not SingleRow.fits(model):
@@ -146,9 +146,10 @@ class DecodeGraphs:
             self._capture()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Returns logits[T, at least V], a row for each new token, and sets `likeliest`[:T] to each row's
-        likeliest token. The next call overwrites both. A sequence may have several new tokens only if the
-        step stores the keys of all of them before any row attends.
+        """Compute a step of T ≤ max_rows new tokens. Returns logits[T, at least V], a row for each token, and
+        sets `likeliest`[:T] to the likeliest token of each row, if the step gives logits. The next call
+        overwrites both. A sequence may have several new tokens only if the step stores the keys of all of
+        them before any row attends.
         """
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
@@ -202,7 +203,7 @@ class DecodeGraphs:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for size in reversed(self.sizes):
             self._device_numbers.zero_()
-            self._views(self._device_numbers, size).pad(0)
+            self._views(self._device_numbers, size).pad(first=0)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._run(size)  # compiles the kernels, which cannot be done while they are recorded

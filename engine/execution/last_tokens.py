@@ -7,7 +7,7 @@ placeholder stands for each of these tokens. SGLang calls this a future map.
 import torch
 from torch import Tensor
 
-from engine.execution.runner import Inputs, upload
+from engine.execution.runner import Inputs, upload_inputs
 from engine.machine.device import on_device
 from engine.requests.batch import PLACEHOLDER, Batch
 
@@ -31,10 +31,9 @@ class LastTokens:
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
         # Without drafts, each sequence has one chosen token, or none inside its prompt.
-        seq_ids = [
-            seq_id for seq_id, count in zip(batch.ids, batch.rows.chosen_counts, strict=True) if count
-        ]  # [R]
-        self._row = {seq_id: row for row, seq_id in enumerate(seq_ids)}
+        counts = batch.rows.chosen_counts  # [S]
+        chosen_ids = [seq_id for seq_id, count in zip(batch.ids, counts, strict=True) if count]  # [R]
+        self._row = {seq_id: row for row, seq_id in enumerate(chosen_ids)}
 
     def sources(self, batch: Batch) -> list[int]:
         """[T]: for each placeholder, the row of `chosen` that has its token; -1 for each known token."""
@@ -50,7 +49,7 @@ class LastTokens:
         """Copy the record's numbers to the device, with tokens in place of their placeholders. Does not wait
         for the device.
         """
-        inputs = upload(batch, device)
+        inputs = upload_inputs(batch, device)
         sources = self.sources(batch)
         indices = [t for t, row in enumerate(sources) if row >= 0]  # of the placeholders
         if indices:

@@ -1,9 +1,10 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, its
-record and its runner's name are written; when its result is read, its tokens or its error are. When an
-adapter is written into a slot, its folder is. `run_again` runs the same steps in the same order. This module
-knows no request. The file contains the prompts, as token ids, so it is as confidential as they are.
+Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, a line
+with its record and its runner's name is written; as soon as its tokens or its error are known, another line
+with them. A line for an adapter says which folder was written into which slot. `run_again` runs the same
+steps in the same order. This module knows no request. The file contains the prompts, as token ids, so it is
+as confidential as they are.
 """
 
 import json
@@ -51,9 +52,9 @@ class Recording:
         self._file.write(f'{{"step":{self._num_steps},"runner":"{runner}","batch":{record}}}\n')
         return self._num_steps
 
-    def write_error(self, step: int, error: Exception) -> None:
-        """Write the error of a step, in place of its result."""
-        self.write({"result": step, "error": error_text(error)})
+    def write_error(self, number: int, error: Exception) -> None:
+        """Write the error of step `number`, in place of its result."""
+        self.write({"result": number, "error": error_text(error)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,16 @@ class RecordedStep:
 
     pending: Pending
     recording: Recording
-    step: int  # its number in the file
+    number: int  # in the file
 
     def result(self) -> StepResult:
         """Wait for the step, and write its tokens or its error."""
         try:
             result = self.pending.result()
         except Exception as error:
-            self.recording.write_error(self.step, error)
+            self.recording.write_error(self.number, error)
             raise
-        self.recording.write({"result": self.step, "tokens": result.tokens})
+        self.recording.write({"result": self.number, "tokens": result.tokens})
         return result
 
 
@@ -84,13 +85,13 @@ class RecordedExecutor:
 
     def submit(self, batch: Batch) -> Pending:
         """Write the record, then submit the step. An error of the submission is written, too."""
-        step = self.recording.write_step(self.runner, batch)
+        number = self.recording.write_step(self.runner, batch)
         try:
             pending = self.executor.submit(batch)
         except Exception as error:
-            self.recording.write_error(step, error)
+            self.recording.write_error(number, error)
             raise
-        return RecordedStep(pending, self.recording, step)
+        return RecordedStep(pending, self.recording, number)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
         """Pass `callback` to the executor inside."""
@@ -124,12 +125,12 @@ class Bounds:
         if self.num_tokens is not None:
             _within("tokens", [batch.num_tokens], self.num_tokens + 1)
         _within("context_lens", batch.context_lens, self.max_positions + 1)
-        _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
+        _within("token_ids", batch.token_ids, V, start=PLACEHOLDER if self.has_last_tokens else 0)
         _within("rows.prompt_ids", rows.prompt_ids, V)
-        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
+        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, start=UNSCORED)
         for row in batch.draws.rows:
             self._check_draw(row)
-        _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
+        _within("adapters", batch.adapters, self.num_adapters, start=NO_ADAPTER)
         _within("tables", batch.tables, self.num_blocks)
         for copy in batch.copies:
             num_sources = self.num_swap_blocks if copy.kind == "in" else self.num_blocks
@@ -144,7 +145,8 @@ class Bounds:
         _within("draws.stop_ids", row.stop_ids, V)
         _within("draws.bad_ids", row.bad_ids, V)
         if row.mask is not None:
-            _within("draws.mask", [len(row.mask)], -(-V // 32) + 1)  # a bit for each token, rounded up
+            num_words = -(-V // 32)  # of 32 bits, rounded up: the mask has a bit for each token
+            _within("draws.mask", [len(row.mask)], num_words + 1)
         if row.tokens is not None:
             _within("draws.tokens", row.tokens, V)
 
@@ -154,7 +156,8 @@ class Bounds:
         """
         tables, P = batch.tables, self.block_size
         longest, S = max(batch.context_lens), len(batch.ids)
-        if tables.shape[1] != -(-longest // P):
+        width = -(-longest // P)  # blocks, rounded up
+        if tables.shape[1] != width:
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
         sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]: the sequence of each token
         block, offset = np.divmod(batch.positions, P)  # [T] each
@@ -174,7 +177,7 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 class ComparedStep:
     """A recorded step: its result in the recording, and its result when it was run again."""
 
-    step: int  # its number in the file
+    number: int  # in the file
     runner: str
     batch: Batch
     tokens: list[list[int]] | None  # [S], as recorded; None if the step failed then, with `error`
@@ -270,14 +273,15 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
 def _compare(entry: Mapping[str, Any], step: _SubmittedStep) -> ComparedStep:
     """Wait for the step, and put its result beside the one in the file."""
     tokens_now = error_now = None
-    try:
-        if isinstance(step.pending, Exception):
-            raise step.pending
-        tokens_now = step.pending.result().tokens
-    except Exception as error:
-        error_now = error_text(error)
+    if isinstance(step.pending, Exception):
+        error_now = error_text(step.pending)
+    else:
+        try:
+            tokens_now = step.pending.result().tokens
+        except Exception as error:
+            error_now = error_text(error)
     return ComparedStep(
-        step=entry["result"],
+        number=entry["result"],
         runner=step.runner,
         batch=step.batch,
         tokens=entry.get("tokens"),

@@ -1,8 +1,8 @@
 """Runs steps on one device: the record of a step in, tokens out. Part 6.
 
-A runner is composed of items, and later parts add items: a way to compute a pass (a CUDA graph, Part 13), a
-preparation before the pass (LoRA's rows, Part 18), a choice of tokens (a rejection sampler, Part 16), and
-scores (Part 10). `submit` does not wait for the device; `result` does.
+Parts of a runner can be exchanged or added: ways to compute a pass (Part 13 adds CUDA graphs), functions that
+run before the pass (Part 18: LoRA's rows), the choice of tokens (Part 16: a rejection sampler), and scores
+(Part 10). `submit` does not wait for the device; `result` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
     prompt: Tensor  # [N]: rows that are scored for a prompt's token
 
 
-def upload(batch: Batch, device: torch.device) -> Inputs:
+def upload_inputs(batch: Batch, device: torch.device) -> Inputs:
     """Copy the record's numbers to the device, in one copy."""
     rows = batch.rows
     return Inputs(*on_device(device, batch.token_ids, batch.positions, rows.chosen, rows.prompt_rows))
@@ -74,7 +74,7 @@ class EagerWay:
         model: LanguageModel,
         memory: KVMemory,
         forward: Callable[..., Tensor] | None = None,
-        upload: Callable[[Batch, torch.device], Inputs] = upload,
+        upload: Callable[[Batch, torch.device], Inputs] = upload_inputs,
     ) -> None:
         """`forward` is called in place of the model, with the model's arguments; None calls the model.
         `upload` copies the record's numbers to the device; if steps run ahead, it also puts tokens in place
@@ -146,9 +146,10 @@ class ModelRunner:
         scores: Sequence[Score] = (),
         last_tokens: TokenKeeper | None = None,
     ) -> None:
-        """`memory` makes the copies of a step; None if no step has copies. Each function of `before` is
-        called with the batch before the pass. `select` chooses the tokens. `scores` add scores to the result.
-        `last_tokens` keeps the tokens on the device for the next step; None if steps do not run ahead.
+        """At least one of `ways` must fit each step. `memory` makes the copies of a step; None if no step has
+        copies. Each function of `before` is called with the batch before the pass. `select` chooses the
+        tokens. `scores` add scores to the result. `last_tokens` keeps the tokens on the device for the next
+        step; None if steps do not run ahead.
         """
         self.ways, self.memory, self.before = list(ways), memory, list(before)
         self.select, self.scores, self.last_tokens = select, list(scores), last_tokens

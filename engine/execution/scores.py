@@ -34,8 +34,8 @@ class ChosenLogprobs:
         self.text_of = partial(token_text, tokenizer)
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """The tensors of `Scores` for the rows whose requests ask for log probabilities; None if no request
-        asks. Each row has as many likeliest tokens as the request that asks for most.
+        """The fields of a `Scores` (logprobs.py), for the rows whose requests ask for log probabilities; None
+        if no request asks. Each row has as many likeliest tokens as the request that asks for most.
         """
         rows, values = self._rows(batch), logits.values
         if not rows:
@@ -55,10 +55,10 @@ class ChosenLogprobs:
         """The result with `logprobs`[S]: a sequence whose request asks has an entry for each of its tokens,
         and other sequences have an empty list.
         """
-        rows = HostScores(token_ids[self._rows(batch)], arrays, self.text_of)
+        scores = HostScores(token_ids[self._rows(batch)], arrays, self.text_of)
         logprobs: list[list[TokenLogprobs]] = []
         for tokens, n in zip(result.tokens, batch.rows.logprobs, strict=True):
-            logprobs.append([] if n == UNSCORED else list(rows.take(len(tokens), n)))
+            logprobs.append([] if n == UNSCORED else list(scores.take(len(tokens), n)))
         return replace(result, logprobs=logprobs)
 
     def _rows(self, batch: Batch) -> list[int]:
@@ -79,8 +79,8 @@ class PromptLogprobs:
         self.text_of, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """The tensors of `Scores` for the N rows that are scored for a prompt's token; [] if N is 0, and None
-        if no request asks. The output layer gets a chunk of the rows at a time.
+        """The fields of a `Scores` for the N rows that are scored for a prompt's token; [] if N is 0. None if
+        no request asks. The output layer gets a chunk of the rows at a time.
         """
         hidden, num_likeliest = logits.prompt_hidden, batch.rows.prompt_logprobs  # [N, D], [S] or ()
         if not num_likeliest or max(num_likeliest) == UNSCORED:
@@ -97,16 +97,19 @@ class PromptLogprobs:
         """The result with `prompt_logprobs`[S]. The entry of a prompt's first token is None, since no token
         comes before it. If a score is not a number, the request's token becomes NO_TOKEN, so it fails.
         """
-        rows = HostScores(np.array(batch.rows.prompt_ids), arrays, self.text_of) if arrays else None
+        scores = HostScores(np.array(batch.rows.prompt_ids), arrays, self.text_of) if arrays else None
         tokens = list(result.tokens)
         prompts: list[Logprobs] = []
         counts = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
         for s, (count, n) in enumerate(counts):
-            prompt = rows.take(count, n) if rows else []
-            if any(math.isnan(token.logprob) for token in prompt):
+            scored = scores.take(count, n) if scores else []
+            if any(math.isnan(token.logprob) for token in scored):
                 tokens[s] = [NO_TOKEN]
-            has_first = n != UNSCORED and batch.positions[batch.query_start[s]] == 0
-            prompts.append([None, *prompt] if has_first else [*prompt])
+            prompt: Logprobs = [*scored]
+            begins_prompt = batch.positions[batch.query_start[s]] == 0
+            if n != UNSCORED and begins_prompt:
+                prompt.insert(0, None)
+            prompts.append(prompt)
         return replace(result, tokens=tokens, prompt_logprobs=prompts)
 
 
@@ -119,7 +122,8 @@ class HostScores:
         """`token_ids` are the R scored tokens, and `scores` the arrays of their `Scores`, field by field.
         `text_of` is as in `TokenScores`.
         """
-        logprobs, self.ranks, top_ids, top_logprobs = scores
+        logprobs, ranks, top_ids, top_logprobs = scores  # [R], [R], [R, n], [R, n]
+        self.ranks = ranks
         self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
         self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]
         self.text_of = text_of
@@ -133,10 +137,10 @@ class HostScores:
         self._next_row = rows.stop
         return [
             TokenScores(
-                self.ids[row, : n + 1].copy(),
-                self.logprobs[row, : n + 1].copy(),
-                int(self.ranks[row]),
-                self.text_of,
+                token_ids=self.ids[row, : n + 1].copy(),
+                logprobs=self.logprobs[row, : n + 1].copy(),
+                rank=int(self.ranks[row]),
+                text_of=self.text_of,
             )
             for row in rows
         ]

@@ -25,8 +25,9 @@ def num_rows(max_num_seqs: int, max_new_tokens: int, max_num_batched_tokens: int
     """The number of rows of the largest graph, for sequences with up to `max_new_tokens` new tokens each: at
     least one row for each sequence, and no more rows than a step may have tokens.
     """
-    enough = min(MAX_GRAPH_ROWS, max_num_seqs * max_new_tokens)  # for most steps
-    return min(max_num_batched_tokens, max(max_num_seqs, enough))
+    rows = min(MAX_GRAPH_ROWS, max_num_seqs * max_new_tokens)  # enough for most steps
+    rows = max(rows, max_num_seqs)
+    return min(rows, max_num_batched_tokens)
 
 
 class VerifyRows(ManyRows):

@@ -82,8 +82,8 @@ def _attend_with_extras(
     HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of ROWS rows, key head, sequence). A row is a query and one of the GROUP query heads that
-    share the key head; the rows of a query are neighbours.
+    """Program (tile of ROWS rows, key head, sequence): the tile's rows of out[T, HQ, DH]. A row is a query
+    and one of the GROUP query heads that share the key head; the rows of a query are neighbours.
 
     `width` is W of tables[S, W]. q_token, q_head, out_token and out_head are strides, in numbers.
     """

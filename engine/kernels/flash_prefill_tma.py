@@ -72,8 +72,9 @@ def _flash_prefill_tma(
     q, k, v, out, query_start, key_start, out_token, scale,
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, tile of TILE queries, counted from the last tile, sequence): out[T, Hq, Dh]."""
-    # 1. This program's head, sequence and tile of queries. Tiles are counted from the end of the sequence.
+    """Program (query head, tile of TILE queries, sequence): the tile's rows of out[T, Hq, Dh]."""
+    # 1. This program's head, sequence and tile of queries. Tiles are counted from the end of the longest
+    #    sequence, so the first programs of a shorter sequence have no queries.
     head, sequence = tl.program_id(0), tl.program_id(2)
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start

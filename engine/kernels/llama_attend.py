@@ -5,6 +5,9 @@ attends with the queries. Promises the results of `rotate_and_store` followed by
 row belongs to another sequence: a row does not see keys that other rows store in the same step. The new
 token's numbers stay in registers. The block numbers of the next tile of old tokens are read while the current
 tile is computed.
+
+In names, qa and qb are the first and the second halves of queries, and ka and kb those of keys. A pair that
+is rotated has a number of each half, at the same place.
 """
 
 from typing import cast
@@ -128,8 +131,7 @@ def _attend_rows(
 ):  # fmt: skip
     """Program (key head, sequence): out[S, HQ, DH] for the queries that share the key head.
 
-    In names, qa and qb are the first and the second halves of queries, and ka and kb those of keys. A pair
-    that is rotated has a number of each half, at the same place. `width` is W of tables[S, W].
+    `width` is W of tables[S, W].
     """
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV

@@ -54,11 +54,14 @@ class LlamaPrompts:
         """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
         model, config, T = self.model, self.model.config, len(token_ids)
         D, Dh, Hkv = config.hidden_size, config.head_dim, config.num_kv_heads
-        dtype, eps = model.embed.weight.dtype, config.norm_eps
+        eps = config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
         first_gain = self.blocks[0].norm1.weight
-        x, normed = token_ids.new_empty(T, D, dtype=torch.float32), token_ids.new_empty(T, D, dtype=dtype)
-        q, k, v = (normed.new_empty(T, heads, Dh) for heads in (config.num_heads, Hkv, Hkv))
+        # `x` is the residual, in fp32. Each kernel that adds to it also writes `normed`, the next input.
+        x = token_ids.new_empty(T, D, dtype=torch.float32)
+        normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
+        q = normed.new_empty(T, config.num_heads, Dh)
+        k, v = normed.new_empty(T, Hkv, Dh), normed.new_empty(T, Hkv, Dh)
         inner = normed.new_empty(T, config.intermediate_size)
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
         slots = torch.arange(T, device=x.device)  # token t's key and value go to row t of k and v

@@ -34,6 +34,7 @@ TILES = {
     "head": Tile(rows=4, warps=4, resident=None),
 }
 MAX_HELD_WEIGHTS = 128  # of a tile, for each thread; of many more, the compiler moves some to slow memory
+THREADS_PER_WARP = 32
 MAX_WARPS = 8  # of a program; with more, a thread has too few registers
 ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
 MAX_SPLITS = 16  # the most programs among which the sequence is split, for each key head
@@ -41,11 +42,11 @@ MAX_SPLITS = 16  # the most programs among which the sequence is split, for each
 
 def tile_of(name: str, K: int) -> Tile:
     """The tile for a layer with K inputs, with `name` in TILES. Where a thread would hold more than
-    MAX_HELD_WEIGHTS weights, it has more warps, up to MAX_WARPS, and then fewer rows, down to one.
+    MAX_HELD_WEIGHTS weights, the tile gets more warps, up to MAX_WARPS, and then fewer rows, down to one.
     """
     tile = TILES[name]
     matrices = 2 if name == "gate_up" else 1  # a row of gate and a row of up make one number
-    while tile.rows * matrices * K > MAX_HELD_WEIGHTS * 32 * tile.warps:
+    while tile.rows * matrices * K > MAX_HELD_WEIGHTS * THREADS_PER_WARP * tile.warps:
         if tile.warps < MAX_WARPS:
             tile = tile._replace(warps=2 * tile.warps)
         elif tile.rows > 1:
@@ -75,7 +76,7 @@ class LlamaRow:
         self.splits = min(MAX_SPLITS, max(2, power_of_2_up_to(programs)))
         empty = partial(torch.empty, device=device, dtype=dtype)
         empty_fp32 = partial(torch.empty, device=device)
-        self.x = empty_fp32(config.hidden_size)
+        self.x = empty_fp32(config.hidden_size)  # the residual
         self.cos_sin = empty_fp32(2, Dh // 2)
         self.qkv = empty(1, (Hq + 2 * Hkv) * Dh)
         self.attended = empty(Hq * Dh)

@@ -70,7 +70,7 @@ class LlamaRows:
         self.blocks, self.frequencies = llama_blocks(model), model.get_buffer("frequencies")
         self.next_gains, self.head = next_gains_of(model), _head_weight(model)
         self.summed_weights = [summed_weights_of(block) for block in self.blocks]
-        self.x = torch.empty(max_rows, D, device=device)
+        self.x = torch.empty(max_rows, D, device=device)  # the residual, in fp32
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
         self.q = empty(max_rows, config.num_heads, Dh)
@@ -118,10 +118,13 @@ class LlamaRows:
                 normed, block.attention, cos, sin, self.keys[layer], self.values[layer], slots, tables, lens
             )  # [S, Hq, Dh]
             proj, down = self.summed_weights[layer]
-            self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
+            torch.mm(attended.view(S, -1), proj.t(), out=product)
+            self.sum_parts(product)
             add_rms_norm[(S,)](x, product, block.norm2.weight, normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
-            self.sum_parts(torch.mm(silu_mul(gate_up, self.inner[:S]), down.t(), out=product))
+            inner = silu_mul(gate_up, self.inner[:S])
+            torch.mm(inner, down.t(), out=product)
+            self.sum_parts(product)
             add_rms_norm[(S,)](x, product, next_gain, normed, eps, **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 

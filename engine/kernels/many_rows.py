@@ -10,7 +10,7 @@ rows. In steps of up to SPLIT_ROWS rows, a Triton kernel computes them in SPLITS
 (split-K), and the next kernel sums the parts. For this the inner dimension must be a multiple of SPLITS ·
 INNER, and the number of columns a multiple of COLS, as in GPT-2 large and XL.
 
-If the number of the output layer's rows is no multiple of 128, its weights are copied and padded to one.
+If the number of the output layer's rows is no multiple of HEAD_ROWS, its weights are copied and padded.
 GPT-2 has 50,257 rows, and with this odd number the product takes several times as long.
 """
 
@@ -33,6 +33,7 @@ SPLIT_ROWS = 128  # the most rows of a step with split products; with more rows 
 SPLITS = 5  # parts of the inner dimension; divides GPT-2 XL's 1,600 and 6,400 into whole tiles of INNER
 INNER = 64  # numbers of the inner dimension that a program reads at a time
 FEW_ROWS = 64  # the most rows of a step with FEW_ROWS_TILE, and with PDL for attention
+HEAD_ROWS = 128  # the padded output layer has a multiple of so many rows
 # COLS: columns of the product that a program of `_split_linear` computes.
 FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}
 MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}
@@ -57,9 +58,12 @@ class ManyRows:
         self.attend: AttendRows = AppendAttend(config.num_heads, config.head_dim, device)
         self.pdl = has_pdl(device)
         head = model.head.weight
-        self.head = torch.cat([head, head.new_zeros(-V % 128, D)]) if V % 128 else head
-        self.x = torch.empty(max_rows, D, device=device)
-        self.normed, self.attended, self.product = (empty(max_rows, D) for _ in range(3))
+        missing_rows = triton.cdiv(V, HEAD_ROWS) * HEAD_ROWS - V
+        self.head = torch.cat([head, head.new_zeros(missing_rows, D)]) if missing_rows else head
+        self.x = torch.empty(max_rows, D, device=device)  # the residual, in fp32
+        self.normed = empty(max_rows, D)
+        self.attended = empty(max_rows, D)
+        self.product = empty(max_rows, D)
         self.qkv = empty(max_rows, 3 * D)
         self.parts = torch.empty(SPLITS * min(max_rows, SPLIT_ROWS) * D, device=device)
         self.logits = empty(max_rows, len(self.head))

@@ -28,11 +28,11 @@ MAX_HEAD_DIM = 256
 
 
 class PagedAttention:
-    """The plan of one step's attention, which all layers use, as `paged_decode` makes a plan for a CPU."""
+    """The `AttentionPlan` of one step, which all layers use: one new token of each of S sequences."""
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
-        """`num_heads`: the number of query heads, which this plan does not need. `keys`: any layer's keys
-        [B, P, Hkv, Dh]. Raises ValueError for heads wider than MAX_HEAD_DIM.
+        """keys[B, P, Hkv, Dh]: any layer's keys. `num_heads` is not used: other plans need it. Raises
+        ValueError for heads wider than MAX_HEAD_DIM.
         """
         if keys.shape[-1] > MAX_HEAD_DIM:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")

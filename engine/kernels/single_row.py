@@ -24,14 +24,6 @@ from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.config import ModelConfig
 from engine.models.gpt2 import Model as GPT2
 
-
-class Operand(NamedTuple):
-    """A linear layer's arguments for its kernel."""
-
-    tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
-    constants: dict[str, int]  # compile-time constants of the kernel: N, K and others
-
-
 TILES = {
     "qkv": Tile(rows=4, warps=4, resident=4),
     "proj": Tile(rows=4, warps=2, resident=None),
@@ -149,6 +141,13 @@ def _linear_add(
             tile, biases, residual = next_tile, next_biases, next_residual
 
 
+class Operand(NamedTuple):
+    """A linear layer's arguments for its kernel."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
+    constants: dict[str, int]  # compile-time constants of the kernel: N, K and others
+
+
 class BlockOperands(NamedTuple):
     """The linear layers of a block, with the norms before `qkv` and `up`, as arguments for the kernels."""
 
@@ -234,6 +233,7 @@ class SingleRow:
         self.launch_embed(token_ids, positions)
         for layer, block in enumerate(self.operands.blocks):
             self.launch_norm_linear("qkv", block.qkv, self.qkv)
+            # None for the bias: the qkv layer's kernel has added it.
             self.attend(
                 self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
                 pdl=self.pdl,

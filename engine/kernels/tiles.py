@@ -25,8 +25,9 @@ class Tile(NamedTuple):
     def launch_options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
         """The kernel's constants and launch options for this tile and a matrix of `num_rows` rows."""
         programs = self.num_programs(num_rows, multiprocessors)
-        options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
-        options["num_warps"] = self.warps
+        options = {
+            "ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl, "num_warps": self.warps
+        }  # fmt: skip
         if self.registers and pdl:
             options["maxnreg"] = self.registers
         return options

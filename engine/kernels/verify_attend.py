@@ -99,11 +99,11 @@ def _load_qkv_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.c
 
 @triton.jit
 def _is_continued(slots, tables, lens, row, S, width, P: tl.constexpr):
-    """Whether row `row + 1` belongs to the same sequence: whether its block table puts the token before its
-    own token into this row's slot. slots[S], tables[S, width], lens[S].
+    """Whether the next row belongs to the sequence of `row`. It does if, by the next row's block table, the
+    token before the next row's token lies in the slot of `row`. slots[S], tables[S, width], lens[S].
     """
     next_row = row + 1
-    # The next row's token has the position `length - 1` of the next row; the token before has `length - 2`.
+    # The next row's length counts its own token, so the token before that has the position length - 2.
     before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
     block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
     slot_before_next = block * P + before_next % P
@@ -115,9 +115,8 @@ def _rows_of_sequence(slots, table, row, length, NEW: tl.constexpr, P: tl.conste
     """The NEW rows that end with `row`, the last row of a sequence, counted backwards -> (rows[NEW],
     their slots[NEW], in_sequence[NEW]: whether the row belongs to the sequence; rows[0] does).
 
-    `table` is the sequence's block table, and `length` counts all of its tokens. If a row belongs to the
-    sequence, its token is as many positions before this row's token as the row is before this row. So its
-    slot is that position's place in the block table.
+    `table` is the sequence's block table, and `length` counts all of its tokens. The row that is n rows back
+    belongs to the sequence if its slot is the place, in the block table, of the token n positions back.
     """
     rows_back = tl.arange(0, NEW)
     rows, position = row - rows_back, length - 1 - rows_back

@@ -95,7 +95,8 @@ def _name(source: Path, command: list[str]) -> str:
     features = {line for line in lines if line.startswith(("flags", "Features"))}  # a set: cores are alike
     depends_on = [source.read_text("utf-8"), *command, platform.machine(), platform.processor()]
     depends_on += sorted(features)
-    return f"{source.stem}-{_digest(chr(0).join(depends_on).encode())}"
+    content = "\0".join(depends_on).encode()
+    return f"{source.stem}-{_digest(content)}"
 
 
 def _cached_name(name: str, library: Path) -> str:

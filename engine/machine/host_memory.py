@@ -48,21 +48,23 @@ def available_memory() -> int | None:
     read, all memory counts as free. None if the system does not report how much that is.
     """
     try:
-        fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
-        available = sum(1024 * int(fields[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+        lines = MEMINFO.read_text().splitlines()  # such as "MemAvailable:   500 kB"
+        fields = dict(line.split(":") for line in lines)
+        kib = [int(fields[name].removesuffix("kB")) for name in ("MemAvailable", "SwapFree")]
+        available = 1024 * sum(kib)
     except (OSError, KeyError, ValueError):
         total = host_memory().total
         if total is None:
             return None
         available = total
     for cgroup in CGROUPS:
-        left = _left_in_container(cgroup)
-        if left is not None:
-            available = min(available, left)
+        free = _free_in_container(cgroup)
+        if free is not None:
+            available = min(available, free)
     return available
 
 
-def _left_in_container(cgroup: Cgroup) -> int | None:
+def _free_in_container(cgroup: Cgroup) -> int | None:
     """Bytes that this container may still allocate: its limit less its use. The limit if its use cannot be
     read; None if there is no container, or no limit.
 

@@ -35,10 +35,10 @@ def new_regions(regions: Iterable[Region], old_regions: list[Region]) -> Iterato
     """The pieces of `regions` that none of `old_regions` covers. Both lists are sorted by address."""
     for start, end in regions:
         for old_start, old_end in old_regions:
-            if old_start < end and start < old_end:
+            if old_start < end and start < old_end:  # they overlap: what lies before the old region is new
                 if start < old_start:
                     yield start, old_start
-                start = old_end
+                start = old_end  # go on behind the old region
         if start < end:
             yield start, end
 

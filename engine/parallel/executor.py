@@ -37,8 +37,8 @@ class LeadingExecutor:
     """Rank 0's executor: has each step computed by all ranks.
 
     The other ranks begin a step as soon as they have its record, and wait in the step's sums for rank 0. If
-    rank 0 then fails, no rank can go on. So a failure from the sending of the record on raises RankLost. A
-    RankLost ends the engine: it is no `Exception`, so it is never taken for the error of one request.
+    rank 0 fails after it has sent the record, no rank can go on, so RankLost is raised. A RankLost ends the
+    engine: it is no `Exception`, so it is never taken for the error of one request.
     """
 
     def __init__(self, runner: ModelRunner, workers: Workers, slots: AdapterSlots | None) -> None:
@@ -69,6 +69,7 @@ class LeadingExecutor:
         self.workers.stop()
 
     def _send_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Send an adapter, which has got a slot on rank 0, to the other ranks. Raises RankLost."""
         with self.workers.raising_rank_lost():  # the others would compute with what was in the slot before
             self.workers.send_order(ADAPTER, adapter_payload(slot, adapter))
 
@@ -98,9 +99,9 @@ class SharedTokens:
         self.last_tokens, self.group = last_tokens, group
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """Without drafts: broadcast rank 0's token_ids[R] and keep them; the other ranks' `token_ids` may be
-        overwritten. A step with drafts lands before the next is launched: keep none (`last_tokens` sees to
-        it), so nothing is broadcast.
+        """Keep rank 0's token_ids[R] on all ranks. The other ranks' `token_ids` have the same length, and may
+        be overwritten. After a step with drafts no rank keeps tokens (`LastTokens`), so none are sent. Raises
+        RuntimeError, as `Group.broadcast` does.
         """
         if not batch.has_drafts:
             token_ids = self.group.broadcast(token_ids.to(self.group.device))

@@ -104,7 +104,7 @@ class Group:
         """Replace x, of any shape, by rank 0's numbers, and return x. Waits and raises as `all_reduce_sum`
         does.
         """
-        dist.broadcast(x, 0, group=self._step_group)
+        dist.broadcast(x, src=0, group=self._step_group)
         return x
 
     def close(self) -> None:

@@ -57,12 +57,12 @@ class Workers:
         Raises OSError if a process cannot be started. Then none is left.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="ruvon-")  # mode 0700: no other user may read it
-        self.store = os.path.join(self._folder.name, "ranks")  # for `Group`
+        self.store = os.path.join(self._folder.name, "ranks")  # through this file, ranks find each other
         self._lost_reason: str | None = None  # why no step can be computed any more; None while steps can
         self._on_lost: list[Callable[[RankLost], None]] = []
         self._on_stop: list[Callable[[], None]] = []
         self._is_stopping = False  # whether `stop` was called
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for `_lost_reason`, `_on_lost` and `_is_stopping`
         self._is_lost = threading.Event()  # set right after `_lost_reason`
         self._order_lock = threading.Lock()  # held while one order is sent to all ranks
         self._process_id = os.getpid()
@@ -90,10 +90,12 @@ class Workers:
         standard error says why.
         """
         for worker in self.workers:
-            while (line := worker.output.readline()) != READY:  # skip what a library prints before
-                if not line:
-                    how = _exit_text(worker.process.wait())
-                    raise RankLost(f"rank {worker.rank} has ended at its start: {how}")
+            line = worker.output.readline()
+            while line and line != READY:  # skip what a library prints before
+                line = worker.output.readline()
+            if not line:  # the end of the output
+                how = _exit_text(worker.process.wait())
+                raise RankLost(f"rank {worker.rank} has ended at its start: {how}")
 
     def send_order(self, kind: int, payload: bytes = b"") -> None:
         """Send an order to all ranks. `kind` is one of orders.py's. Raises RankLost."""
@@ -142,9 +144,8 @@ class Workers:
         self._on_stop.append(callback)
 
     def stop(self) -> None:
-        """Send the order to stop, wait up to STOP_SECONDS for each process, and kill a process that is left.
-        If another thread is sending an order that some rank does not read, kill all after STOP_SECONDS. A
-        second call does nothing, and so does a call in a forked process, whose exit leaves the ranks alone.
+        """End all processes (`_end_processes`), and then call the callbacks of `on_stop`. A second call does
+        nothing, and so does a call in a forked process, whose exit leaves the ranks alone.
         """
         if os.getpid() != self._process_id:
             return
@@ -154,6 +155,21 @@ class Workers:
             self._is_stopping = True
         if was_stopping:
             return
+        self._end_processes()
+        os.close(self._lifeline)
+        with self._lock:
+            if self._lost_reason is None:
+                self._lost_reason = "the engine has been shut down"
+        self._is_lost.set()
+        self._folder.cleanup()
+        for callback in self._on_stop:
+            callback()
+
+    def _end_processes(self) -> None:
+        """Send the order to stop, wait up to STOP_SECONDS for each process, and kill a process that is left.
+        Kill all processes at once if a rank is lost. If another thread is sending an order that some rank
+        does not read, kill all after STOP_SECONDS.
+        """
         # An order that another thread is sending goes to all ranks first: a rank that had it alone would wait
         # for the others' sums. If a rank does not read the order, the lock stays held.
         has_lock = self._order_lock.acquire(timeout=0 if self._lost_reason else STOP_SECONDS)
@@ -173,14 +189,6 @@ class Workers:
                 worker.process.kill()
                 worker.process.wait()
             worker.output.close()
-        os.close(self._lifeline)
-        with self._lock:
-            if self._lost_reason is None:
-                self._lost_reason = "the engine has been shut down"
-        self._is_lost.set()
-        self._folder.cleanup()
-        for callback in self._on_stop:
-            callback()
 
     def _watch(self, worker: Worker) -> None:
         """Wait until a process ends. Unless `stop` was called, its rank is lost."""

@@ -65,7 +65,8 @@ def step_numbers(batch: Batch, sequences: list[int]) -> np.ndarray:
         batch.adapters,
     ]
     for copy in batch.copies:
-        fields += [[copy.number, COPY_KINDS.index(copy.kind), len(copy.source)], copy.source, copy.target]
+        kind = COPY_KINDS.index(copy.kind)
+        fields += [[copy.number, kind, len(copy.source)], copy.source, copy.target]
     return np.concatenate([np.asarray(field, dtype=np.int64) for field in fields])
 
 
@@ -147,15 +148,14 @@ def read_adapter_payload(payload: bytes) -> tuple[int, Adapter]:
     tensors = load(payload)
     slot, rank, scale = (tensors.pop(name).item() for name in ("slot", "rank", "scale"))
     layers: dict[str, tuple[Factors, ...]] = {}
-    for key in sorted(tensors):
-        if not key.endswith("/A"):
-            continue
-        part = key.removesuffix("/A")
-        name = part.rpartition("/")[0]
-        bounds = tensors.get(f"{part}/rows")
-        rows = None if bounds is None else slice(*bounds.tolist())
-        factors = Factors(tensors[f"{part}/A"], tensors[f"{part}/B"], rows)
-        layers[name] = (*layers.get(name, ()), factors)
+    for name in sorted({key.split("/")[0] for key in tensors}):
+        parts: list[Factors] = []
+        while f"{name}/{len(parts)}/A" in tensors:
+            part = f"{name}/{len(parts)}"
+            bounds = tensors.get(f"{part}/rows")
+            rows = None if bounds is None else slice(*bounds.tolist())
+            parts.append(Factors(tensors[f"{part}/A"], tensors[f"{part}/B"], rows))
+        layers[name] = tuple(parts)
     return int(slot), Adapter(int(rank), scale, layers)
 
 
@@ -174,4 +174,7 @@ def read_orders(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         kind, length = HEADER.unpack(header)
         if kind == STOP:
             return
-        yield kind, file.read(length)
+        payload = file.read(length)
+        if len(payload) < length:  # rank 0 has ended
+            return
+        yield kind, payload

@@ -19,12 +19,13 @@ class ProcessRank:
     def __init__(self, group: Group, workers: Workers | None = None) -> None:
         """`workers`: the processes of the other ranks, on rank 0; None on the other ranks."""
         self.group, self.workers = group, workers
+        # The members of `Rank`; their docstrings stand there.
         shards = Shards(group.rank, group.size)
         self.sharding: Sharding = shards
         self.shard_adapter = shards.adapter
         self.row_max = partial(row_max, group)
         self.all_reduce_sum, self.all_reduce_min = group.all_reduce_sum, group.all_reduce_min
-        self.chooses = group.rank == 0
+        self.chooses = group.rank == 0  # tokens
         # Ranks on CPUs share the host's memory.
         self.num_on_host = 1 if group.device.type == "cuda" else group.size
 

@@ -20,8 +20,8 @@ from engine.models.config import OURS, ModelConfig, architecture
 from engine.models.weights import Place
 
 DIVIDED = ("num_heads", "num_kv_heads", "intermediate_size")  # the config's fields that `size` divides
-# Ends of names: the second linear layer of attention and of the MLP; and what Hugging Face's plans call so
-# (Extension C). A block's other linear layers are cut by their outputs.
+# Ends of the names of layers that are cut by their inputs: the second linear layer of attention and of the
+# MLP, and Extension C's name for such a layer. A block's other linear layers are cut by their outputs.
 CUT_BY_INPUTS = ("attention.proj", "mlp.down", "rowwise")
 MAX_SIZE = 64  # the largest number of ranks that an error message lists
 
@@ -119,9 +119,10 @@ class Shards:
     def _shard_factors(self, layer: str, factors: Factors) -> Factors:
         """This rank's part of the factors A and B of one layer, as `adapter` says."""
         if layer.endswith(CUT_BY_INPUTS):
-            return replace(factors, A=cut(factors.A, 1, self.rank, self.size))
+            return replace(factors, A=cut(factors.A, dim=1, rank=self.rank, size=self.size))
         rows = factors.rows
         if rows is not None:  # the rows of the whole layer; this rank's layer has a `size`-th of them
             rows = slice(rows.start // self.size, rows.stop // self.size)
         matrices = self._matrices[f"{layer}.weight"]
-        return replace(factors, B=cut(factors.B, 0, self.rank, self.size, matrices), rows=rows)
+        B = cut(factors.B, dim=0, rank=self.rank, size=self.size, matrices=matrices)
+        return replace(factors, B=B, rows=rows)

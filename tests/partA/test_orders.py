@@ -190,3 +190,18 @@ def test_orders_end_with_rank_0(left):
     write_order(file, STEP, b"5678")
     whole = file.getvalue()
     assert list(read_orders(io.BytesIO(whole[: len(whole) // 2 + left]))) == [(STEP, b"1234")]
+
+
+def test_an_adapter_of_more_than_ten_parts_in_a_layer_comes_back_in_their_order():
+    """As texts, 10 would come before 2."""
+    parts = tuple(Factors(torch.full((1, 2), float(i)), torch.ones(3, 1)) for i in range(12))
+    _, back = read_adapter_payload(adapter_payload(0, Adapter(1, 1.0, {"blocks.0.mlp.up": parts})))
+    assert [factors.A[0, 0].item() for factors in back.layers["blocks.0.mlp.up"]] == list(range(12))
+
+
+def test_an_order_that_rank_0_has_not_finished_is_not_carried_out():
+    file = io.BytesIO()
+    write_order(file, STEP, b"1234")
+    write_order(file, STEP, b"5678")
+    cut_off = file.getvalue()[:-1]
+    assert list(read_orders(io.BytesIO(cut_off))) == [(STEP, b"1234")]
