@@ -57,18 +57,20 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
     question_turn = {"role": "user", "content": question, "caption": ""}
     answer_turn = {"role": "assistant", "content": "", "caption": ""}
+    are_kept = False  # whether `turns` has these two turns
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
-            for number, (_, answer) in enumerate(pieces):
+            for _, answer in pieces:
                 answer_turn.update(content=answer.text, caption=caption(answer))
-                if number == 0:  # not after the loop, because Streamlit ends a stopped run within it
+                if not are_kept:  # not after the loop, because Streamlit ends a stopped run within it
                     turns += [question_turn, answer_turn]
+                    are_kept = True
                 text_place.text(answer.text)
     except ChatFailed as error:
-        if turns and turns[-1] is answer_turn:
+        if are_kept:
             del turns[-2:]
         stop_place.empty()
         st.text(f"⚠ {error}")
