@@ -84,9 +84,11 @@ def _with_speculation(args: EngineArgs) -> EngineArgs:
 
 def _refusal(error: RuntimeError) -> Exception:
     """A ValueError with the message of `ruvon serve` if the server refused its options, else `error`."""
-    *_, last_line = str(error).strip().splitlines()
+    last_line = str(error).strip().splitlines()[-1]
     prefix = "ruvon serve: "
-    return ValueError(last_line.removeprefix(prefix)) if last_line.startswith(prefix) else error
+    if last_line.startswith(prefix):
+        return ValueError(last_line.removeprefix(prefix))
+    return error
 
 
 def _introduce(console: Console, url: str, args: EngineArgs) -> None:
