@@ -24,9 +24,9 @@ def main() -> None:
     with st.sidebar:
         system = st.text_area("What the model is told first").strip()
         options = {
-            "temperature": st.slider("Temperature", 0.0, 2.0, 0.8, 0.05),
-            "top_p": st.slider("Top p", 0.05, 1.0, 0.95, 0.05),
-            "max_completion_tokens": st.number_input("Tokens, at most", 1, value=400),
+            "temperature": st.slider("Temperature", min_value=0.0, max_value=2.0, value=0.8, step=0.05),
+            "top_p": st.slider("Top p", min_value=0.05, max_value=1.0, value=0.95, step=0.05),
+            "max_completion_tokens": st.number_input("Tokens, at most", min_value=1, value=400),
         }
         if st.button("New conversation"):
             turns.clear()
