@@ -31,6 +31,7 @@ _HOME = {
 
 
 def _exists(module: str) -> bool:
+    """Whether this tree has the module, such as "text.tokenizer"."""
     return (Path(__file__).parent / (module.replace(".", "/") + ".py")).exists()
 
 
@@ -38,6 +39,7 @@ __all__ = [name for name, module in _HOME.items() if _exists(module)]
 
 
 def __getattr__(name: str):
+    """A public name, imported from its module. Raises AttributeError for a name that this tree lacks."""
     if name not in _HOME:
         raise AttributeError(
             f"module 'engine' has no attribute {name!r}; its public names are {', '.join(__all__)}"

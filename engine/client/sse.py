@@ -22,6 +22,7 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
     """
     unfinished = bytearray()  # the bytes so far of the line whose end has not come
     after_cr = False  # whether the last byte was a CR
+    # For the first line "utf-8-sig", which leaves out a byte order mark.
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
         text = piece.removeprefix(b"\n") if after_cr else piece

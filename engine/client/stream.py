@@ -133,21 +133,10 @@ class ChatClient:
             _raise_for_error(response)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ValueError(f"its answer is {response.headers.get('content-type')}, no event stream")
-            for chunk in _chunks(map(ByteLimit().take, response.iter_bytes())):
-                if "error" in chunk:
-                    raise ChatFailed(_message(chunk))
-                usage = chunk.get("usage")
-                if usage:
-                    answer.num_tokens = token_count(usage.get("completion_tokens"))
-                    answer.num_prompt_tokens = token_count(usage.get("prompt_tokens"))
-                for choice in chunk.get("choices") or ():
-                    delta = choice.get("delta") or {}
-                    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", delta.get("content") or "")
-                    if choice.get("finish_reason"):
-                        answer.finish_reason = choice["finish_reason"]
-                    if text:
-                        answer.add_text(text, time.perf_counter() - start)
-                        yield text, answer
+            for chunk in _chunks(_pieces(response)):
+                for text in _read_chunk(chunk, answer):
+                    answer.add_text(text, time.perf_counter() - start)
+                    yield text, answer
         if answer.finish_reason is None:
             raise ChatFailed("the answer broke off: the server closed the connection")
         yield "", answer
@@ -173,9 +162,35 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
         yield parse_json(data)
 
 
+def _read_chunk(chunk: dict, answer: ChatAnswer) -> Iterator[str]:
+    """Yield the pieces of text in an event, none of them empty. The event's token counts and finish reason go
+    to `answer`. Raises ChatFailed for an error event.
+    """
+    if "error" in chunk:
+        raise ChatFailed(_message(chunk))
+    usage = chunk.get("usage")
+    if usage:
+        answer.num_tokens = token_count(usage.get("completion_tokens"))
+        answer.num_prompt_tokens = token_count(usage.get("prompt_tokens"))
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", delta.get("content") or "")
+        if choice.get("finish_reason"):
+            answer.finish_reason = choice["finish_reason"]
+        if text:
+            yield text
+
+
 def _body(response: httpx.Response) -> dict:
     """The whole body as JSON. Raises ValueError if the body is too long, or not JSON."""
-    return parse_json(b"".join(map(ByteLimit().take, response.iter_bytes())))
+    return parse_json(b"".join(_pieces(response)))
+
+
+def _pieces(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the body as it comes. Raises ValueError if it is longer than MAX_ANSWER_BYTES."""
+    limit = ByteLimit()
+    for piece in response.iter_bytes():
+        yield limit.take(piece)
 
 
 def _raise_for_error(response: httpx.Response) -> None:

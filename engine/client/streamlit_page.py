@@ -24,9 +24,9 @@ def main() -> None:
     with st.sidebar:
         system = st.text_area("What the model is told first").strip()
         options = {
-            "temperature": st.slider("Temperature", 0.0, 2.0, 0.8, 0.05),
-            "top_p": st.slider("Top p", 0.05, 1.0, 0.95, 0.05),
-            "max_completion_tokens": st.number_input("Tokens, at most", 1, value=400),
+            "temperature": st.slider("Temperature", min_value=0.0, max_value=2.0, value=0.8, step=0.05),
+            "top_p": st.slider("Top p", min_value=0.05, max_value=1.0, value=0.95, step=0.05),
+            "max_completion_tokens": st.number_input("Tokens, at most", min_value=1, value=400),
         }
         if st.button("New conversation"):
             turns.clear()
@@ -57,18 +57,20 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
     question_turn = {"role": "user", "content": question, "caption": ""}
     answer_turn = {"role": "assistant", "content": "", "caption": ""}
+    are_kept = False  # whether `turns` has these two turns
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
-            for number, (_, answer) in enumerate(pieces):
+            for _, answer in pieces:
                 answer_turn.update(content=answer.text, caption=caption(answer))
-                if number == 0:  # not after the loop, because Streamlit ends a stopped run within it
+                if not are_kept:  # not after the loop, because Streamlit ends a stopped run within it
                     turns += [question_turn, answer_turn]
+                    are_kept = True
                 text_place.text(answer.text)
     except ChatFailed as error:
-        if turns and turns[-1] is answer_turn:
+        if are_kept:
             del turns[-2:]
         stop_place.empty()
         st.text(f"⚠ {error}")

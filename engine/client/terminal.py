@@ -82,7 +82,7 @@ class TerminalChat:
         with closing(stream):  # which closes the connection, so that the server stops, too
             try:
                 for text, so_far in stream:
-                    answer = so_far
+                    answer = so_far  # the same object each time, which grows
                     # Console.print would remove the backspaces that `wrap` writes.
                     self.console.file.write(wrap.push(printable(text)))
                     self.console.file.flush()
@@ -157,9 +157,10 @@ class LineWrapper:
     def __init__(self, console: Console) -> None:
         """`console` says whether stdout is a terminal, and how wide it is."""
         self._console = console
-        self._column = 0  # how many cells of the line are written; a wide character takes two
+        # Sizes are in cells of the terminal. A wide character takes two.
+        self._column = 0  # the size of the line so far
         self._word = ""  # the text after the line's last space
-        self._word_cells = 0  # of this word
+        self._word_cells = 0  # the size of this word; equal to `_column` if the word begins the line
 
     def push(self, text: str) -> str:
         """The characters to write to the terminal in order to show `text` next."""
@@ -181,12 +182,12 @@ class LineWrapper:
             return " "
         if fits:
             line_break = ""
-        elif self._word_cells < self._column:  # erase the word, and begin it again on the next line
-            line_break = "\b \b" * self._word_cells + "\n" + self._word
-            self._column = self._word_cells
-        else:  # the word fills the whole line, and continues on the next
+        elif self._word_cells == self._column:  # the word fills the whole line, and continues on the next
             line_break = "\n"
             self._word, self._word_cells, self._column = "", 0, 0
+        else:  # erase the word, and begin it again on the next line
+            line_break = "\b \b" * self._word_cells + "\n" + self._word
+            self._column = self._word_cells
         self._word += character
         self._word_cells += cells
         self._column += cells

@@ -55,8 +55,8 @@ def read_dashboard(url: str) -> dict:
     try:
         answer = parse_json(content.result(TIMEOUT))
     except urllib.error.HTTPError as error:
-        why = ": it has no dashboard, or not under this name" if error.code == 404 else ""
-        raise NoAnswer(f"{address} answers {error.code}{why}") from error
+        reason = ": it has no dashboard, or not under this name" if error.code == 404 else ""
+        raise NoAnswer(f"{address} answers {error.code}{reason}") from error
     except TimeoutError as error:
         raise NoAnswer(f"{address} has not answered in {TIMEOUT} s") from error
     except urllib.error.URLError as error:
@@ -71,9 +71,10 @@ def read_dashboard(url: str) -> dict:
 def _fetch(address: str, content: Future[bytes]) -> None:
     """Set `content` to the body of the answer, or to the exception that the request raised."""
     try:
-        is_local = is_this_machine(urlsplit(address).hostname)
-        no_proxies = urllib.request.ProxyHandler({})
-        opener = urllib.request.build_opener(no_proxies) if is_local else urllib.request.build_opener()
+        handlers: list[urllib.request.BaseHandler] = []
+        if is_this_machine(urlsplit(address).hostname):
+            handlers.append(urllib.request.ProxyHandler({}))  # no proxy
+        opener = urllib.request.build_opener(*handlers)
         with opener.open(address, timeout=TIMEOUT) as response:
             content.set_result(ByteLimit().take(response.read(MAX_ANSWER_BYTES + 1)))
     except Exception as error:
@@ -134,6 +135,7 @@ def _bars(answer: dict, width: int) -> Table:
         batch_sizes.append(num_sequences / num_steps if num_steps else None)
     latest_size = batch_sizes[-1] if batch_sizes else None
     shown_size = "–" if latest_size is None else f"{latest_size:.1f}"
+    # `growth` has no value for the first second, so the other columns leave it out, too.
     measures = [
         Measure("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, "cyan"),
         Measure("running", f"{now['running']:,}", seconds["running"][1:], "green"),
@@ -170,11 +172,11 @@ def _latencies(answer: dict) -> Table:
     table.add_column("milliseconds")
     for name in PERCENTILES:
         table.add_column(name, justify="right")
-    for name, kind in (("time to first token", "ttft"), ("time per output token", "tpot")):
-        recent = [column[-1] if column else None for column in answer["seconds"][kind].values()]
-        buckets = answer["buckets"][kind]
+    for title, kind in (("time to first token", "ttft"), ("time per output token", "tpot")):
+        columns, buckets = answer["seconds"][kind], answer["buckets"][kind]
+        recent = [columns[name][-1] if columns[name] else None for name in PERCENTILES]
         estimates = [quantile(q, buckets["le"], buckets["cumulative"]) for q in PERCENTILES.values()]
-        table.add_row(f"{name}, last {answer['window']:g} s", *map(_milliseconds, recent))
+        table.add_row(f"{title}, last {answer['window']:g} s", *map(_milliseconds, recent))
         table.add_row("  since the start, by buckets", *map(_milliseconds, estimates), style="dim")
     return table
 

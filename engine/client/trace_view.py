@@ -34,16 +34,17 @@ def trace_view(figures: dict[str, Any]) -> Group:
 
 
 def _heading(figures: dict[str, Any]) -> str:
-    """How long, how many requests, how they ended, and why the trace did."""
+    """The trace's length, its requests and how they ended, and why the trace ended."""
     num_requests, ended = figures["requests"], figures["ended"]
-    reasons = [f"{printable(reason)} {count:,}" for reason, count in ended.items()]
-    if num_unfinished := num_requests - sum(ended.values()):
-        reasons.append(f"unfinished {num_unfinished:,}")
-    how = f" ({', '.join(reasons)})" if reasons else ""
+    endings = [f"{printable(reason)} {count:,}" for reason, count in ended.items()]
+    num_unfinished = num_requests - sum(ended.values())
+    if num_unfinished:
+        endings.append(f"unfinished {num_unfinished:,}")
+    in_brackets = f" ({', '.join(endings)})" if endings else ""
     end = "cut off: its end is missing" if figures["end"] is None else printable(figures["end"])
     return (
-        f"{figures['seconds']:,.1f} s, {num_requests:,} requests{how}, {figures['output_tokens']:,} output "
-        f"tokens; end of the trace: {end}"
+        f"{figures['seconds']:,.1f} s, {num_requests:,} requests{in_brackets}, "
+        f"{figures['output_tokens']:,} output tokens; end of the trace: {end}"
     )
 
 

@@ -88,7 +88,7 @@ class ServerMetrics:
     def __init__(self, url: str) -> None:
         """`url` is the server's address, without a path."""
         self.url = url
-        self.now = {"running": 0, "waiting": 0, "kv_usage": 0.0}
+        self.gauges = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as in the last update
         # Tokens since the server's start.
         self.output_tokens = self.prompt_tokens = self.cached_tokens = 0.0
         self.draft_tokens = self.accepted_tokens = 0.0
@@ -102,7 +102,7 @@ class ServerMetrics:
         """Read the metrics from the server. Raises httpx.HTTPError if the server does not answer."""
         answer = (await http.get(self.url + DATA_PATH)).json()
         metrics = (await http.get(self.url + "/metrics")).text
-        self.now, totals = answer["now"], answer["totals"]
+        self.gauges, totals = answer["now"], answer["totals"]
         now = time.perf_counter()
         if self._last_update is not None:  # before, the server may have served others for hours
             new_tokens = totals["vllm:generation_tokens"] - self.output_tokens
@@ -110,7 +110,7 @@ class ServerMetrics:
         self.seconds = now - self._start
         self._last_update = now
         self.output_tokens = totals["vllm:generation_tokens"]
-        self.prompt_tokens = totals["vllm:prefix_cache_queries"]
+        self.prompt_tokens = totals["vllm:prefix_cache_queries"]  # the cache is asked for all of a prompt
         self.cached_tokens = totals["vllm:prefix_cache_hits"]
         steps, sequences = answer["seconds"]["steps"], answer["seconds"]["step_sequences"]
         if steps and steps[-1]:
@@ -121,9 +121,10 @@ class ServerMetrics:
     def lines(self, width: int) -> list[str]:
         """Two lines for a terminal: the speed with its history in bars, and the state of the engine."""
         speed = self.speeds[-1] if self.speeds else 0.0
-        bars = sparkline(self.speeds, max(8, min(40, width - 20))).strip()
-        state = f"running {self.now['running']}, waiting {self.now['waiting']}, "
-        state += f"KV cache {self.now['kv_usage']:.1%}"
+        bar_columns = max(8, min(40, width - 20))  # the number takes about 20 columns
+        bars = sparkline(self.speeds, bar_columns).strip()
+        state = f"running {self.gauges['running']}, waiting {self.gauges['waiting']}, "
+        state += f"KV cache {self.gauges['kv_usage']:.1%}"
         if self.draft_tokens:
             state += f", drafts kept {self.accepted_tokens / self.draft_tokens:.0%}"
         return [f"{speed:,.0f} tokens/s  {bars}", state]

@@ -55,6 +55,12 @@ def free_port(port: int) -> int:
     return port
 
 
+def _start(command: list[str], env: dict[str, str], log: Path) -> subprocess.Popen:
+    """Start a process with the environment `env`. Its output replaces the content of `log`."""
+    with log.open("w") as file:
+        return subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
+
+
 def _url_in(log: Path) -> str | None:
     """The URL at which the server of this log listens; None before it does."""
     address = re.search(r"Uvicorn running on (http://\S+)", log.read_text())
@@ -72,29 +78,23 @@ def served(
 
     Raises RuntimeError with the server's output if the server does not start within START_SECONDS.
     """
-    if env is None:
-        env = environment()
-    variables = {**env, "PYTHONUNBUFFERED": "1"}  # otherwise the log would not have the URL at once
+    variables = environment() if env is None else dict(env)
+    variables["PYTHONUNBUFFERED"] = "1"  # otherwise the log would not have the URL at once
     serve = [sys.executable, "-m", "engine.cli.main", "serve", *arguments]
-
-    def start(port: int) -> subprocess.Popen:
-        """Start the server anew, with an empty log."""
-        with log.open("w") as file:
-            command = [*serve, "--port", str(port)]
-            return subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
-
     port = free_port(port)
-    process = start(port)
+    process = _start([*serve, "--port", str(port)], variables, log)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while (url := _url_in(log)) is None:
+        url = _url_in(log)
+        while url is None:
             has_ended = process.poll() is not None
             if has_ended and port and not free_port(port):  # another process has taken the port meanwhile
                 port = 0
-                process = start(port)
+                process = _start([*serve, "--port", "0"], variables, log)
             elif has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{log.read_text()}")
             time.sleep(0.05)
+            url = _url_in(log)
         yield url, process.pid
     finally:
         process.terminate()

@@ -48,12 +48,12 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_STATUS))
     env = {name: value for name, value in environment().items() if name != "RUVON_API_KEY"}
     try:
-        with ExitStack() as stack:
-            log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            log = Path(folder) / "server.log"
             with console.status(f"Starting a server with {public_name(args.model)}"):
                 flags = [*to_flags(args), "--shutdown-timeout", "1"]
                 server = served(log, *flags, env=env, port=PORT)
-                try:
+                try:  # the server starts while the status is shown, and ends with the outer block
                     url, _ = stack.enter_context(server)
                 except RuntimeError as error:
                     raise _refusal(error) from None
@@ -84,9 +84,11 @@ def _with_speculation(args: EngineArgs) -> EngineArgs:
 
 def _refusal(error: RuntimeError) -> Exception:
     """A ValueError with the message of `ruvon serve` if the server refused its options, else `error`."""
-    *_, last_line = str(error).strip().splitlines()
+    last_line = str(error).strip().splitlines()[-1]
     prefix = "ruvon serve: "
-    return ValueError(last_line.removeprefix(prefix)) if last_line.startswith(prefix) else error
+    if last_line.startswith(prefix):
+        return ValueError(last_line.removeprefix(prefix))
+    return error
 
 
 def _introduce(console: Console, url: str, args: EngineArgs) -> None:

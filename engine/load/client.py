@@ -234,19 +234,18 @@ async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     without \\n is dropped. Raises GarbledStream if the answer is longer than MAX_ANSWER_BYTES.
     """
     limit = ByteLimit()
-    unfinished: list[bytes] = []  # the pieces so far of the line whose end has not come
+    unfinished = bytearray()  # the bytes so far of the line whose end has not come
     async for piece in received:
         try:
-            *lines, rest = limit.take(piece).split(b"\n")
+            unfinished += limit.take(piece)
         except ValueError as error:
             raise GarbledStream(str(error)) from None
-        if lines:
-            lines[0] = b"".join([*unfinished, lines[0]])
-            unfinished = []
-        unfinished.append(rest)
+        if b"\n" not in piece:
+            continue
+        *lines, unfinished = unfinished.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line.removeprefix(b"data:").strip()
+                yield bytes(line).removeprefix(b"data:").strip()
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:

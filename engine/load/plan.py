@@ -99,26 +99,33 @@ def jobs_of_trace(
     if context_tokens < 2:
         raise ValueError(f"{context=}: at least 3 tokens are needed")
     rows = _read_rows(path)
+
     start, end = rows[0].time, rows[-1].time
-    if rate and end <= start:
-        raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
-    speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
+    speed = 1.0
+    if rate:
+        if end <= start:
+            reason = "the last row is not later than the first"
+            raise ValueError(f"{path}: {reason}, so no pace can become {rate=}")
+        speed = rate * (end - start) / (len(rows) - 1)  # `rate` divided by the trace's own rate
+
     totals = sorted(row.prompt_tokens + row.output_tokens for row in rows)
     largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
-    factor = min(1.0, context_tokens / max(1, largest_fitting))
+    size_factor = min(1.0, context_tokens / max(1, largest_fitting))
 
     jobs, num_cut = [], 0
     for row in rows:
         offset = (row.time - start) / speed
         if offset >= seconds:
             break
-        output_tokens = min(max(1, round(row.output_tokens * factor)), context_tokens - 1)
-        prompt_tokens = max(1, round(row.prompt_tokens * factor))
-        if prompt_tokens > context_tokens - output_tokens:
-            prompt_tokens = context_tokens - output_tokens
+        prompt_tokens = max(1, round(row.prompt_tokens * size_factor))
+        output_tokens = max(1, round(row.output_tokens * size_factor))
+        output_tokens = min(output_tokens, context_tokens - 1)
+        room = context_tokens - output_tokens  # for the prompt
+        if prompt_tokens > room:
+            prompt_tokens = room
             num_cut += 1
         jobs.append(Job(offset, random_text(prompt_tokens, random), output_tokens))
-    return TraceJobs(jobs, factor, speed, num_cut)
+    return TraceJobs(jobs, size_factor=size_factor, speed=speed, num_cut=num_cut)
 
 
 def _read_rows(path: Path) -> list[TraceRow]:

@@ -83,8 +83,8 @@ class Run:
 
 def http_client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
     """An HTTP client for the server at `url`, which may end with /v1. A server on this machine is asked
-    without a proxy. Each request has a connection of its own, so that the server closes none as it is used
-    again. `options` are further arguments of httpx.AsyncClient.
+    without a proxy. Each request has a connection of its own: a kept connection could be closed by the server
+    just as it is used again. `options` are further arguments of httpx.AsyncClient.
     """
     base_url = httpx.URL(url)
     if base_url.path in ("", "/"):

@@ -66,7 +66,7 @@ class Batch:
     query_start: Ints  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
     context_lens: Ints  # [S]: the tokens of each sequence in the cache after this step
     tables: np.ndarray  # [S, W]: the blocks (or the slot) of each sequence, in order; 0 past its last block
-    slots: np.ndarray  # [T]: where each token's keys and values go: block · P + offset in the block
+    slots: np.ndarray  # [T]: where each token's keys and values go: block · tokens per block + offset
     copies: tuple[Copy, ...]  # made before the step computes
     rows: Rows
     draws: Draws
@@ -79,12 +79,10 @@ class Batch:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the step verifies drafts (Part 16).
-
-        Only a sequence with drafts has several rows in `chosen`.
+        """Whether the step verifies drafts (Part 16). Only a sequence with drafts has several rows in
+        `chosen`.
         """
-        num_sequences = sum(1 for count in self.rows.chosen_counts if count)  # with a row in `chosen`
-        return len(self.rows.chosen) > num_sequences
+        return max(self.rows.chosen_counts, default=0) > 1
 
     def num_new_tokens(self, s: int) -> int:
         """How many of the T tokens belong to sequence s."""

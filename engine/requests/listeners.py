@@ -65,7 +65,7 @@ class StepRecord:
             schedule_seconds=step.schedule_end - step.start,
             execute_seconds=landed_at - step.schedule_end,
             request_ids=batch.ids,
-            tokens_computed=tuple([end - start for start, end in pairwise(batch.query_start)]),
+            tokens_computed=tuple([after - before for before, after in pairwise(batch.query_start)]),
             tokens_cached=tuple([request.num_cached_tokens for request in step.requests]),
             tokens_held=batch.context_lens,
             num_running=num_running,
@@ -112,8 +112,8 @@ class Listeners:
         return bool(self._listeners)
 
     def tell(self, event: Callable[[Listener, *Details], None], *details: *Details) -> None:
-        """Call each listener's own method for `event`, as in `tell(Listener.on_step, record)`. An exception
-        is logged.
+        """Call each listener's method of the same name as `event`, as in `tell(Listener.on_step, record)`. An
+        exception is logged.
         """
         name = event.__name__
         for listener in self._listeners:

@@ -107,25 +107,37 @@ def _check_sequences(batch: Batch) -> None:
         raise ValueError("ids: different names are expected")
     start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
     context_lens = _check_ints("context_lens", batch.context_lens, S)  # [S]
-    num_new = np.diff(start)  # [S]
     token_ids = _check_ints("token_ids", batch.token_ids, T, minimum=PLACEHOLDER)  # [T]
+    positions = _check_ints("positions", batch.positions, T)  # [T]
+    num_new = np.diff(start)  # [S]
     if start[0] != 0 or start[-1] != T or num_new.min() < 1:
         raise ValueError(f"query_start: from 0 to {T} is expected, a token or more for each")
-    if (np.delete(token_ids, start[1:] - 1) == PLACEHOLDER).any():
+
+    last = start[1:] - 1  # [S]: the index of each sequence's last token
+    not_last = np.delete(token_ids, last)
+    if (not_last == PLACEHOLDER).any():
         raise ValueError("token_ids: a placeholder is the last token of its sequence")
-    expected = np.arange(T) + np.repeat(context_lens - start[1:], num_new)  # [T]
-    positions = _check_ints("positions", batch.positions, T)
+
+    # The last token of a context of n tokens is at position n - 1, and the others are right before it.
+    distance_to_last = np.repeat(last, num_new) - np.arange(T)  # [T]
+    expected = np.repeat(context_lens - 1, num_new) - distance_to_last  # [T]
     if (positions != expected).any():
         raise ValueError("positions: those of the last tokens of each sequence are expected")
+
     _check_array("tables", batch.tables, dim=2, length=S)
     _check_array("slots", batch.slots, dim=1, length=T)
     _check_ints("adapters", batch.adapters, S, minimum=NO_ADAPTER)
     for copy in batch.copies:
-        _check_ints("number", (copy.number,))
-        source = _check_ints("source", copy.source)
-        _check_ints("target", copy.target, len(source))
-        if copy.kind not in ("fork", "out", "in"):
-            raise ValueError(f"copies: {copy.kind!r} is no kind")
+        _check_copy(copy)
+
+
+def _check_copy(copy: Copy) -> None:
+    """Check a copy's number, its kind, and that it has as many targets as sources."""
+    _check_ints("number", (copy.number,))
+    source = _check_ints("source", copy.source)
+    _check_ints("target", copy.target, len(source))
+    if copy.kind not in ("fork", "out", "in"):
+        raise ValueError(f"copies: {copy.kind!r} is no kind")
 
 
 def _check_rows_and_draws(batch: Batch) -> None:
@@ -147,15 +159,15 @@ def _check_rows_and_draws(batch: Batch) -> None:
 
 
 def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
-    """Raises ValueError if `rows` are not in order, or if a sequence s does not have counts[s] of them.
-
-    `start` is query_start[S+1].
+    """Raises ValueError if `rows` are not tokens of the step in ascending order, or if a sequence s does not
+    have counts[s] of them. `start` is query_start[S+1].
     """
     row_numbers = _check_ints(name, rows)
     expected = _check_ints(f"counts of {name}", counts, len(start) - 1)
     if (np.diff(row_numbers) < 1).any() or (row_numbers >= start[-1]).any():
         raise ValueError(f"{name}: tokens of the step are expected, in order")
-    if (np.diff(np.searchsorted(row_numbers, start)) != expected).any():
+    num_rows_before = np.searchsorted(row_numbers, start)  # [S+1]: rows before each sequence
+    if (np.diff(num_rows_before) != expected).any():
         raise ValueError(f"{name}: a sequence has more or fewer than its count says")
 
 

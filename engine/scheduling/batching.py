@@ -31,7 +31,8 @@ def sampled_rows(request: Request, positions: range) -> LogitsRows:
     (Part 16). The token after any other new token is known already, so its row is not read. No row is scored.
     """
     last_known = len(request.token_ids) - 1
-    return LogitsRows([], max(0, positions.stop - max(positions.start, last_known)))
+    first_sampled = max(positions.start, last_known)
+    return LogitsRows(prompt_ids=[], num_sampled=max(0, positions.stop - first_sampled))
 
 
 def make_batch(
@@ -57,9 +58,9 @@ def make_batch(
         start = request.num_computed_tokens
         end = start + n
         if n == 1 and end == len(request.token_ids):
-            # The most frequent case, a decode step: as `columns.add`, without the call. From the row of the
-            # last known token, a token is always chosen, and none of the prompt is scored: `columns.counts`
-            # begins so, and `select_rows` need not be asked.
+            # The most frequent case: the one new token is the last known token. `columns.add` would do the
+            # same, but takes longer. A token is chosen from the row of this token, and no token of the prompt
+            # is scored in it. The counts in `columns` say so from the start.
             context_lens.append(end)
             token_ids.append(request.token_ids[start])
             positions.append(start)
@@ -69,7 +70,7 @@ def make_batch(
             draw_positions.append(end - request.num_prompt_tokens)
         else:
             columns.add(request, start, end, offset, select_rows)
-    rows = Rows(tuple(chosen), tuple(columns.counts))
+    rows = Rows(tuple(chosen), tuple(columns.chosen_counts))
     if any([request.is_scored for request, _ in work]):
         rows = _with_rows_to_score(rows, work, columns)
     ids = tuple([request.id for request, _ in work])
@@ -90,17 +91,17 @@ def make_batch(
 
 
 class _Columns:
-    """The lists of numbers in a record of S sequences. They grow by one sequence after the other."""
+    """The lists of numbers in a record of S sequences. Sequences are added in order."""
 
     # Makes the look-ups of the lists faster: each step has several for each sequence.
     __slots__ = (
-        "chosen", "context_lens", "counts", "draw_positions", "draws", "positions", "prompt_counts",
+        "chosen", "chosen_counts", "context_lens", "draw_positions", "draws", "positions", "prompt_counts",
         "prompt_ids", "prompt_rows", "token_ids",
     )  # fmt: skip
 
     def __init__(self, S: int) -> None:
-        """Empty lists, with the counts of S sequences of which each has one row to choose a token from, and
-        none to score. `add` sets the counts of any other sequence.
+        """The two lists of counts have S entries from the start: for each sequence, one row to choose a token
+        from, and none to score. `add` sets the entries of its sequence. The other lists are empty.
         """
         self.token_ids: list[int] = []  # [T]
         self.positions: list[int] = []  # [T]
@@ -108,19 +109,19 @@ class _Columns:
         # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which
         # output token of the request it becomes.
         self.chosen: list[int] = []  # [R]
-        self.counts = [1] * S  # [S]
+        self.chosen_counts = [1] * S  # [S]: how many of these rows each sequence has
         self.draws: list[Draw] = []  # [R]
         self.draw_positions: list[int] = []  # [R]
         # Rows in which a token of a prompt is scored: the row's index in the step, and that token.
         self.prompt_rows: list[int] = []  # [N]
         self.prompt_ids: list[int] = []  # [N]
-        self.prompt_counts = [0] * S  # [S]
+        self.prompt_counts = [0] * S  # [S]: how many of these rows each sequence has
 
     def add(self, request: Request, start: int, end: int, offset: int, select_rows: SelectRows) -> None:
         """Add the next sequence, whose new tokens are at the positions start:end. `offset` is the row of the
         first of them in the step.
         """
-        s = len(self.context_lens)  # the sequence's place
+        s = len(self.context_lens)  # the sequence's index
         self.context_lens.append(end)
         self.positions += range(start, end)
         known_ids = request.token_ids
@@ -129,12 +130,16 @@ class _Columns:
         else:  # drafts follow the known tokens (Part 16)
             self.token_ids += [*known_ids[start:], *request.draft_ids][: end - start]
         prompt_ids, num_sampled = select_rows(request, range(start, end))
-        self.counts[s] = num_sampled
-        for num_drafts in range(num_sampled):  # the drafts before the token that the row chooses
+
+        # 1. The last rows, from which tokens are chosen.
+        self.chosen_counts[s] = num_sampled
+        for num_drafts in range(num_sampled):  # how many drafts precede the token that is chosen
             position = end - num_sampled + num_drafts  # of the token that the row belongs to
             self.chosen.append(offset + position - start)
             self.draws.append(_sampling_after(request, num_drafts).draw())
             self.draw_positions.append(position + 1 - request.num_prompt_tokens)
+
+        # 2. The first rows, in which tokens of the prompt are scored.
         num_scored = len(prompt_ids)
         self.prompt_counts[s] = num_scored
         self.prompt_rows += range(offset, offset + num_scored)
@@ -166,8 +171,10 @@ def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
     """The sampling state for the token after the request's first `num_drafts` drafts: penalties count these
     drafts as output.
     """
-    drafts, state = request.draft_ids[:num_drafts], request.sampling
-    return state.with_drafts(drafts) if drafts and state.is_adjusted else state
+    state = request.sampling
+    if num_drafts and state.is_adjusted:
+        return state.with_drafts(request.draft_ids[:num_drafts])
+    return state
 
 
 def _num_likeliest(logprobs: int | None) -> int:

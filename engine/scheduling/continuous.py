@@ -10,9 +10,9 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 
 from engine.cache.manager import KVCacheManager
 from engine.requests.listeners import Listener
-from engine.requests.request import Request, State
+from engine.requests.request import Request
 from engine.requests.step import Step
-from engine.scheduling.scheduler import Queues, by_rank
+from engine.scheduling.scheduler import RUNNING, Queues, by_rank
 
 # A request that has waited this many steps goes before newcomers whose priority is better by one.
 STEPS_PER_PRIORITY = 256
@@ -43,8 +43,8 @@ class ContinuousScheduler(Queues):
         A request's rank never changes, yet no request starves: later arrivals start with worse ranks. A
         request whose priority is better by d overtakes only requests that came less than
         d · STEPS_PER_PRIORITY steps earlier. Of equal priority, a request with an adapter overtakes one that
-        waits for an adapter's slot (`_next_with_slot`) only if that came less than STEPS_PER_PRIORITY steps
-        earlier.
+        waits for an adapter's slot (`_next_with_slot`) only if the waiting one came less than
+        STEPS_PER_PRIORITY steps earlier.
         """
         self._arrivals += 1
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
@@ -69,14 +69,12 @@ class ContinuousScheduler(Queues):
         self._step += 1
         budget = self.max_num_batched_tokens
         work: list[tuple[Request, int]] = []
-        request: Request | None
         # 1. Running requests first, best rank first: users await their outputs, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
         queue = list(self.running)
-        running = State.RUNNING  # a local, since each lookup of an Enum's member takes as long as a call
         for i, request in enumerate(queue):
-            if request.state is not running:  # preempted in this loop
+            if request.state is not RUNNING:  # preempted in this loop
                 continue
             num_behind = len(queue) - i - 1  # one token is left for each: a long prompt delays none of them
             num_new = min(request.num_tokens_to_compute, budget - num_behind)
@@ -94,14 +92,15 @@ class ContinuousScheduler(Queues):
         # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but has
         #    room for all its known tokens first: otherwise two newcomers could preempt each other for ever.
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
-            request = self.admit_next()
-            if request is None:
+            newcomer = self.admit_next()
+            if newcomer is None:
                 break
-            if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
-                self._put_back(request)
+            num_known = newcomer.num_computed_tokens + newcomer.num_tokens_to_compute
+            if not self.cache.reserve(newcomer, num_known):
+                self._put_back(newcomer)
                 break
-            num_new = min(request.num_tokens_to_compute, budget)
-            work.append((request, num_new))
+            num_new = min(newcomer.num_tokens_to_compute, budget)
+            work.append((newcomer, num_new))
             budget -= num_new
         return self.make_step(work) if work else None
 

@@ -48,16 +48,18 @@ class ElasticScheduler(ContinuousScheduler):
         """Return the requests to fail after `step` failed with `error` and was rolled back. This is the
         `recover` of LLMEngine.
 
-        If the step did not run out of memory, all its requests fail. If it did, the next step is smaller, and
-        the first of these rules that fits applies:
+        If the step did not run out of memory, all its requests fail. If it did, the first of these rules that
+        fits applies:
 
-        1. At most one request runs, and the step had one token: no step can be smaller, so the request fails.
-           A request that runs beside others is under rule 3, even if the step had only this request's token.
+        1. The step had one token, and at most one request runs: no step can be smaller, so the step's request
+           fails.
         2. The step had more tokens than there are running requests, so a prompt was in it: the next step has
            at most half as many tokens, but at least one for each running request. No request fails.
-        3. Otherwise each running request had one token at most: the running request of the worst rank is
-           preempted. The next step has as many seats, and as many tokens, as running requests are left. No
-           request fails.
+        3. Otherwise several requests run, and none can have fewer tokens: the running request of the worst
+           rank is preempted. The next step has at most one token for each request that still runs. No request
+           fails.
+
+        The new limit of tokens is also a limit of running requests, since each needs a token.
         """
         if not is_out_of_memory(error):
             return fail_all(step, error)
@@ -67,12 +69,13 @@ class ElasticScheduler(ContinuousScheduler):
         num_tokens = step.batch.num_tokens
         if len(self.running) <= 1 and num_tokens == 1:
             return fail_all(step, error)
-        tokens = max(num_tokens // 2, len(self.running), 1)
-        if num_tokens <= len(self.running):
+        if num_tokens > len(self.running):
+            new_limit = max(num_tokens // 2, len(self.running))
+        else:
             self._preempt(max(self.running, key=by_rank))
-            tokens = len(self.running)
-        self.max_num_batched_tokens = tokens
-        self.max_num_seqs = min(self.max_num_seqs, tokens)
+            new_limit = len(self.running)
+        self.max_num_batched_tokens = new_limit
+        self.max_num_seqs = min(self.max_num_seqs, new_limit)
         return []
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:

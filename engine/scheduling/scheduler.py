@@ -144,9 +144,10 @@ class Queues:
             if request.state is not RUNNING:
                 continue
             if drafts is not None or request.draft_ids:
+                # Rejected drafts are not in `token_ids`, and the last known token is not computed yet.
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
-            # This step chose the last known token, so the keys and values of that token are not computed yet.
+            # Not the last known token, whose keys and values are not computed yet.
             num_known = len(request.token_ids) - request.num_output_placeholders
             self.cache.commit(request, min(context_lens[s], num_known - 1))
 

@@ -26,7 +26,7 @@ from engine.text.tokenizer_files import (
     merge_pairs,
     steps_of,
 )
-from engine.text.vocabulary import byte_token_ids, merge_table
+from engine.text.vocabulary import byte_token_ids
 
 SPACE = "▁"
 BYTE_TOKEN = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -57,22 +57,33 @@ class SentencePieceTokenizer(Tokenizer):
 
         With `split`, each "▁" begins a word, and no merge crosses the beginning of a word. With `strip`,
         `decode` removes the first space of a text. The other arguments are those of `Tokenizer`. Raises
-        ValueError if a byte has no token.
+        ValueError if a byte has no token, and KeyError if `vocab` lacks a token of a merge.
         """
-        # `Tokenizer.__init__` reads byte-level spellings, so this sets all of its fields itself.
-        self._index_added_tokens(added_tokens, vocab, eos_token)
+        super().__init__(
+            vocab,
+            merges,
+            added_tokens,
+            pattern=rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+",
+            ignore_merges=ignore_merges,
+            affixes=affixes,
+            eos_token=eos_token,
+        )
         self._prepend, self._strip = prepend, strip
-        self._normal_form = None
-        self._add_prefix_space = False  # `_marked` adds the spaces instead
-        self._affixes = affixes
-        self._word_regex = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
+
+    def _index_vocab(self, vocab: dict[str, int], ignore_merges: bool) -> None:
+        """As in `Tokenizer`, for SentencePiece's spellings. Also sets `_vocab`.
+
+        The words that are encoded have "▁" for a space, so the keys of `_whole_word_ids` have "▁", too.
+        `id_to_bytes` has spaces, since it is for decoding.
+        """
         self._vocab = vocab
-        self._cache = {}
         self._byte_to_id = byte_token_ids(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
-        self._merges = merge_table(vocab, merges)
-        self._whole_word_ids = {token.encode(): id for token, id in vocab.items()} if ignore_merges else {}
+        self._whole_word_ids = {}
+        if ignore_merges:
+            self._whole_word_ids = {token.encode(): id for token, id in vocab.items()}
         spellings = vocab | {token.content: token.id for token in self.added.values()}
         self.id_to_bytes = {id: _bytes_of(token) for token, id in spellings.items()}
+        # Of the spelling, since a text may contain "▁" itself.
         self._max_token_bytes = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -95,7 +106,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
         """Yield the added tokens in `text`, and the stretches between them, each with its "▁"."""
         for i, piece in enumerate(super()._split_specials(text)):
-            yield piece if isinstance(piece, AddedToken) else self._marked(piece, is_first=i == 0)
+            yield piece if isinstance(piece, AddedToken) else self._marked(piece, is_first=(i == 0))
 
     def _marked(self, text: str, is_first: bool) -> str:
         """A stretch of text with "▁" for each space, and with a "▁" before it if `_prepend` says so."""

@@ -52,28 +52,18 @@ class Tokenizer:
         `normal_form` of Unicode, adds a space before it if `add_prefix_space`, and splits it into words by
         the regular expression `pattern`. With `ignore_merges`, a word that is a token is not merged.
         `affixes` are the ids before and after each text. `eos_token` is the text of the token that ends a
-        text. Raises ValueError if a byte has no token.
+        text.
+
+        Raises ValueError if a byte has no token, and KeyError if a token has a character that stands for no
+        byte, or if `vocab` lacks a token of a merge.
         """
         self._index_added_tokens(added_tokens, vocab, eos_token)
         self._normal_form, self._add_prefix_space = normal_form, add_prefix_space
         self._affixes = affixes
         self._word_regex = regex.compile(pattern)
-
-        alphabet = byte_alphabet()
-        byte_of_char = {char: byte for byte, char in alphabet.items()}
-        self.id_to_bytes: dict[int, bytes] = {
-            id: bytes(byte_of_char[char] for char in token)
-            for token, id in vocab.items()
-            if token not in self.added
-        }
-        self.id_to_bytes |= {token.id: token.content.encode() for token in self.added.values()}
-        self._max_token_bytes = max(map(len, self.id_to_bytes.values()))
-        self._byte_to_id = byte_token_ids(vocab, [alphabet[byte] for byte in range(256)])
+        self._index_vocab(vocab, ignore_merges)
         self._merges = merge_table(vocab, merges)
-        self._whole_word_ids: dict[bytes, int] = {}  # by the word's bytes; empty without `ignore_merges`
-        if ignore_merges:
-            self._whole_word_ids = {self.id_to_bytes[id]: id for id in vocab.values()}
-        self._cache: dict[str, list[int]] = {}
+        self._cache: dict[str, list[int]] = {}  # the ids of words that were encoded before
 
     def _index_added_tokens(
         self, added_tokens: Iterable[AddedToken], vocab: dict[str, int], eos_token: str | None
@@ -91,6 +81,24 @@ class Tokenizer:
         self._added_regex: regex.Pattern[str] | None = None
         if self.added:
             self._added_regex = regex.compile("|".join(token.pattern() for token in longest_first))
+
+    def _index_vocab(self, vocab: dict[str, int], ignore_merges: bool) -> None:
+        """Set `id_to_bytes`, `_max_token_bytes`, `_byte_to_id` and `_whole_word_ids`. They depend on how the
+        vocabulary spells bytes: here by the characters of `byte_alphabet`.
+        """
+        alphabet = byte_alphabet()
+        byte_of_char = {char: byte for byte, char in alphabet.items()}
+        self.id_to_bytes: dict[int, bytes] = {}
+        for spelling, id in vocab.items():
+            if spelling not in self.added:
+                self.id_to_bytes[id] = bytes(byte_of_char[char] for char in spelling)
+        for token in self.added.values():
+            self.id_to_bytes[token.id] = token.content.encode()
+        self._max_token_bytes = max(map(len, self.id_to_bytes.values()))
+        self._byte_to_id = byte_token_ids(vocab, [alphabet[byte] for byte in range(256)])
+        self._whole_word_ids: dict[bytes, int] = {}  # by the word's bytes; empty without `ignore_merges`
+        if ignore_merges:
+            self._whole_word_ids = {self.id_to_bytes[id]: id for id in vocab.values()}
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "Tokenizer":
@@ -194,9 +202,10 @@ class Tokenizer:
         for match in matches:
             if match.start() > end:
                 yield text[end : match.start()]
-            # The match may include spaces beside the token (lstrip, rstrip), which its text does not have.
-            matched = match.group()
-            yield self.added[matched] if matched in self.added else self.added[matched.strip()]
+            content = match.group()
+            if content not in self.added:  # the match includes spaces beside the token (lstrip, rstrip)
+                content = content.strip()
+            yield self.added[content]
             end = match.end()
         if end < len(text):
             yield text[end:]
@@ -250,10 +259,10 @@ class Tokenizer:
         of the lowest rank, and of equal pairs the leftmost, until no pair of neighbours can be merged.
 
         `_merges[left id, right id]` is (rank, merged id). Looking at all pairs again after each merge gives
-        these ids in O(n²) time for n bytes, which is enough for words of a text. A word may be a megabyte: a
-        merge changes only its two neighbours, so a linked list of tokens and a heap of possible merges take
-        O(n log n). A heap entry has the position and the two ids of a pair. An entry is skipped if the pair
-        is no longer there.
+        these ids, too. That takes O(n²) time for n bytes, which is fast enough for most words, but a word may
+        be a megabyte. This takes O(n log n): a heap has the possible merges, and a linked list the tokens,
+        since a merge changes only the pairs beside it. An entry of the heap is skipped if its pair is no
+        longer there.
         """
         ids = list(ids)
         # A linked list of the positions that still have a token; -1 marks both ends.

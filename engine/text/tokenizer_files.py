@@ -6,7 +6,7 @@ file.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,31 +56,30 @@ NO_AFFIXES = Affixes((), ())
 
 def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
     """(file, arguments): the file that describes the tokenizer of a model folder, and the arguments of
-    `Tokenizer` that it holds.
+    `Tokenizer` that it holds. If "tokenizer_class" is among them, it is the class to make, a subclass of
+    `Tokenizer`, and the others are that class's arguments.
 
     Raises CheckpointError, which names the file, if there is no such file, if the file is damaged, or if one
     of its settings is not supported.
     """
     eos_token = _eos_token(folder)
-    path = folder / "tokenizer.json"
-    if path.exists():
-        raw = read_json(path)
-        parse = _from_tokenizer_json
-    elif (folder / "vocab.json").exists() or (folder / "merges.txt").exists():
-        path = folder / "vocab.json"
-        raw = {"vocab": read_json(path), "merges": _read_lines(folder / "merges.txt")}
-        parse = _from_vocab_and_merges
-    else:
-        looked_for = "tokenizer.json, and for vocab.json and merges.txt"
-        raise CheckpointError(f"{folder}: no tokenizer; looked for {looked_for}")
+    path, merges_path = folder / "tokenizer.json", folder / "merges.txt"
     try:
-        arguments = parse(raw) | {"eos_token": eos_token}
+        if path.exists():
+            arguments = _from_tokenizer_json(read_json(path))
+        else:
+            path = folder / "vocab.json"
+            if not path.exists() and not merges_path.exists():
+                looked_for = "tokenizer.json, and for vocab.json and merges.txt"
+                raise CheckpointError(f"{folder}: no tokenizer; looked for {looked_for}")
+            arguments = _from_vocab_and_merges(read_json(path), _read_lines(merges_path))
+        arguments["eos_token"] = eos_token
         _check_ids(arguments, _model_vocab_size(folder))
-        return path, arguments
     except KeyError as error:
         raise CheckpointError(f"{path}: has no {error}") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+    return path, arguments
 
 
 def _eos_token(folder: Path) -> str | None:
@@ -135,12 +134,11 @@ def _read_lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#version")]
 
 
-def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
-    """The arguments of `Tokenizer` in GPT-2's original files."""
-    vocab = raw["vocab"]
+def _from_vocab_and_merges(vocab: dict[str, int], merges: list[str]) -> dict[str, Any]:
+    """The arguments of `Tokenizer` in GPT-2's original files. `merges` are the lines of merges.txt."""
     end_of_text = "<|endoftext|>"
     special = [AddedToken(vocab[end_of_text], end_of_text)] if end_of_text in vocab else []
-    return {"vocab": vocab, "merges": merge_pairs(raw["merges"]), "added_tokens": special}
+    return {"vocab": vocab, "merges": merge_pairs(merges), "added_tokens": special}
 
 
 def merge_pairs(merges: list) -> list[tuple[str, str]]:
@@ -165,10 +163,11 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
     ValueError, which names the setting, if the file describes another kind of tokenizer.
     """
     model = raw["model"]
+    if model.get("type") != "BPE":
+        raise ValueError(f"model is {model.get('type')}, only byte-level BPE is supported")
     byte_fallback = model.get("byte_fallback")
-    if model.get("type") != "BPE" or (byte_fallback and not find_spec(SENTENCEPIECE)):
-        kind = "byte_fallback" if byte_fallback else model.get("type")
-        raise ValueError(f"model is {kind}, only byte-level BPE is supported")
+    if byte_fallback and not find_spec(SENTENCEPIECE):
+        raise ValueError("model is byte_fallback, only byte-level BPE is supported")
     for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(setting):
             raise ValueError(f"model.{setting}={model[setting]!r} is not supported")
@@ -187,7 +186,7 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
 def added_tokens(raw: dict) -> list[AddedToken]:
     """The added tokens in the content of a tokenizer.json. Settings that `AddedToken` lacks are ignored."""
-    names = AddedToken.__dataclass_fields__
+    names = [spec.name for spec in fields(AddedToken)]
     tokens = []
     for entry in raw.get("added_tokens", []):
         settings = {name: value for name, value in entry.items() if name in names}
