@@ -57,7 +57,8 @@ class AdapterConfig:
         if isinstance(self.target_modules, tuple):
             ends = tuple(f".{target}" for target in self.target_modules)
             return {module for module in modules if f".{module}".endswith(ends)}
-        expression, adapted = regex.compile(self.target_modules), set()
+        expression = regex.compile(self.target_modules)
+        adapted: set[str] = set()
         deadline = time.monotonic() + EXPRESSION_SECONDS
         for module in modules:
             seconds_left = max(deadline - time.monotonic(), 1e-3)  # to `regex`, 0 or less means no limit
@@ -135,4 +136,5 @@ def _has_few_repetitions(expression: str) -> bool:
         counts += in_braces.split(",")
     if not all(re.fullmatch(r"\d{0,3}", count) for count in counts):
         return False
-    return math.prod(max(int(count or 1), 1) for count in counts) <= MAX_REPETITIONS
+    factors = [max(int(count), 1) for count in counts if count]  # a 0 would hide the other counts
+    return math.prod(factors) <= MAX_REPETITIONS
