@@ -126,7 +126,8 @@ def _attend_decode_rows(
     q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras, decode_rows: _DecodeRows
 ) -> Tensor:
     """q[N, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [N, Hq, Dh]."""
-    (N, Hq, Dh), Hkv = q.shape, keys.shape[2]
+    N, Hq, Dh = q.shape
+    Hkv = keys.shape[2]
     places = decode_rows.places
     k = gather(keys, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]
     v = gather(values, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]

@@ -29,7 +29,8 @@ def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
     to exactly one part.
     """
     if len(parts) == 1:
-        return parts[0][1]
+        _, attend_all = parts[0]
+        return attend_all
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.empty_like(q)  # [T, Hq, Dh]
@@ -139,9 +140,11 @@ class Ragged:
         # 2. The softmax of each row.
         self.padded.view(-1).scatter_(0, self.padded_index, self.scores.values())
         weights = self.padded.softmax(-1).view(-1).index_select(0, self.padded_index)  # [K]
-        # 3. The weighted sum (mode 0) of each row's values.
-        bags = torch.embedding_bag(values, self.key_row, self.row_start, mode=0, per_sample_weights=weights)
-        return bags[0].view(q.shape)  # [R, Dh] -> [S, Hq, Dh]
+        # 3. The weighted sum (mode 0) of each row's values. The other results are for a backward pass.
+        sums, *_ = torch.embedding_bag(
+            values, self.key_row, self.row_start, mode=0, per_sample_weights=weights
+        )  # [R, Dh]
+        return sums.view(q.shape)  # [S, Hq, Dh]
 
 
 @functools.cache
@@ -180,9 +183,10 @@ class Padded:
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
-        W, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
-        window = slice(self.first_slot, self.first_slot + W)
-        k, v = keys[window, :, : self.longest], values[window, :, : self.longest]  # [W, Hkv, longest, Dh]
+        _, Hq, Dh = q.shape
+        W, Hkv = len(self.mask), keys.shape[1]
+        slots = slice(self.first_slot, self.first_slot + W)
+        k, v = keys[slots, :, : self.longest], values[slots, :, : self.longest]  # [W, Hkv, longest, Dh]
         queries = q.new_zeros(W, Hq, Dh)
         queries[self.slot_index] = q * Dh**-0.5
         scores = queries.view(W, Hkv, -1, Dh) @ k.transpose(2, 3) + self.mask  # [W, Hkv, Hq/Hkv, longest]
