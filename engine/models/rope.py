@@ -76,9 +76,13 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
 
 
 def _settings_of(raw: dict) -> dict:
-    """The settings of the rotation in a config.json, given as `raw`, each of these three filled in: the base
-    of the frequencies, `rope_theta`, and the longest text of the model and of its training,
-    `max_position_embeddings` and `original_max_position_embeddings`. Raises errors as `rope_from` does.
+    """The settings of the rotation in a config.json, given as `raw`. Three settings are always there:
+
+    - `rope_theta`: the base of the frequencies.
+    - `max_position_embeddings`: the longest text that the model accepts.
+    - `original_max_position_embeddings`: the longest text of its training.
+
+    Raises errors as `rope_from` does.
     """
     settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
@@ -97,7 +101,8 @@ def _number(settings: dict, name: str, default: float | None = None) -> float:
     Raises CheckpointError if both are missing, or if the value is not a finite number above 0.
     """
     value = settings.get(name)
-    value = default if value is None else value
+    if value is None:
+        value = default
     if value is None:
         raise CheckpointError(f"rope_parameters has no {name!r}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -128,11 +133,9 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
         raise CheckpointError(f"rope_parameters: low_freq_factor={low} must be below high_freq_factor={high}")
     plain = 1.0 / periods
     wavelength = 2 * math.pi / plain  # [Dh/2]: the positions of one complete rotation
-    scaled = torch.where(wavelength > trained / low, plain / factor, plain)  # slow pairs only
-    share = (trained / wavelength - low) / (high - low)
-    between = (wavelength >= trained / high) & (wavelength <= trained / low)
-    mean = (1 - share) * plain / factor + share * plain
-    return torch.where(between, mean, scaled), 1.0
+    rotations = trained / wavelength  # [Dh/2]: within the length of training
+    fast = ((rotations - low) / (high - low)).clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
+    return (1 - fast) * plain / factor + fast * plain, 1.0
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
@@ -165,14 +168,13 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
-    """The factor of queries and keys. It is `attention_factor`, if config.json has one. Else, if config.json
-    has `mscale` and `mscale_all_dim`, it is the quotient of YaRN's scales with these two weights. Else it is
-    YaRN's scale with the weight 1.
-    """
+    """The factor of queries and keys: the setting `attention_factor`, or YaRN's scale if there is none."""
 
     def scale_of(weight: float) -> float:
         """YaRN's scale, with its logarithm multiplied by `weight`. 1 if `factor` is at most 1."""
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        if factor <= 1:
+            return 1.0
+        return 0.1 * weight * math.log(factor) + 1.0
 
     if settings.get("attention_factor") is not None:
         return float(_number(settings, "attention_factor"))
