@@ -121,7 +121,7 @@ def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Slow pairs are scaled by `factor`, and fast pairs are not.
+    """The frequencies of slow pairs are divided by `factor`, and those of fast pairs are not.
 
     A pair is fast if it makes more than high_freq_factor rotations within the length of training: fast pairs
     distinguish neighbouring tokens. A pair is slow if it makes fewer than low_freq_factor rotations. A pair
@@ -139,9 +139,9 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Slow pairs are scaled by `factor`, and fast pairs are not, as in `_llama3`.
+    """As `_llama3`, with other limits between fast and slow pairs, and with a scale.
 
-    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
+    The limits are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
     within the length of training. Between the limits, the weight of the mean is linear in the pair's index.
     Queries and keys are multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention
     over many keys.
