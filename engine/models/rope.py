@@ -141,10 +141,9 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
     """As `_llama3`, with other limits between fast and slow pairs, and with a scale.
 
-    The limits are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
-    within the length of training. Between the limits, the weight of the mean is linear in the pair's index.
-    Queries and keys are multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention
-    over many keys.
+    The limits are `beta_fast` and `beta_slow` rotations (32 and 1 by default) within the length of training.
+    Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are multiplied
+    by `_yarn_scale`, mostly a little above 1, which sharpens the attention over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
     factor = _number(settings, "factor", default=settings["max_position_embeddings"] / trained)

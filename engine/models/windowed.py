@@ -44,7 +44,7 @@ def windows_of(layer_types: Sequence[str], window: int | None, num_layers: int) 
 
 
 def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> WindowedConfig:
-    """The config with these windows[L]. A window as long as the longest sequence hides nothing: it becomes
+    """The config with these windows[L]. A window of `max_positions` tokens or more hides nothing: it becomes
     None.
 
     Raises CheckpointError for a window that is no whole number from 1 on.
