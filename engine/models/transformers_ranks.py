@@ -29,23 +29,23 @@ class ShardTensor(Protocol):
 
 
 def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
-    """The entries of the plan that concern `body`: by the name of a module or a parameter. `hf_config` is the
-    library's configuration. Its class has the plan: config.json has no say in it.
+    """The plan's entry of each module and parameter of `body` that has one, by dotted name, in the plan's
+    order. The plan is that of the class of `hf_config`, the library's configuration: config.json has no say.
     """
     plan = type(hf_config).base_model_tp_plan or {}  # such as {"layers.*.mlp.up_proj": "colwise"}
-    # By name: the pattern that the name fits, such as layers.*.mlp.up_proj for layers.0.mlp.up_proj.
+    # Each name's pattern in the plan: for layers.0.mlp.up_proj it is layers.*.mlp.up_proj.
     pattern_of = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in _named(body)}
     entries: dict[str, str] = {}
     for pattern, entry in plan.items():
-        for name in pattern_of:
-            if pattern_of[name] == pattern:
+        for name, pattern_of_name in pattern_of.items():
+            if pattern_of_name == pattern:
                 entries[name] = entry
     return entries
 
 
 def _named(body: nn.Module) -> dict[str, Any]:
     """The modules and the parameters of `body`, by dotted name."""
-    return {**dict(body.named_modules()), **dict(body.named_parameters())}
+    return dict(body.named_modules()) | dict(body.named_parameters())
 
 
 def linear_name(entry: str | None) -> str:
