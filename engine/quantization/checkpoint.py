@@ -82,7 +82,8 @@ def restore(
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     if config.method == "int8_dynamic" and device.type != "cpu":
         raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
-    skeleton(model, config).to_empty(device=device)
+    skeleton(model, config)
+    model.to_empty(device=device)
     tie(model)
     targets = _tensors(model)
     missing = set(targets)
