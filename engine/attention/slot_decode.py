@@ -63,7 +63,8 @@ def plan_decode(slots: Sequence[int], lens: Sequence[int], num_heads: int, keys:
     lengths = np.asarray(lens)  # [S]
     first_token = lengths.cumsum() - lengths  # [S]: the number of tokens in earlier sequences
     slot_row = np.array(slots) * Hkv * M  # [S]: the first row of each slot, in keys.view(-1, Dh)
-    token_rows = np.arange(lengths.sum()) + (slot_row - first_token).repeat(lengths)  # [sum of lens]
+    # [sum of lens]: slot_row, plus the token's position in its sequence.
+    token_rows = np.arange(lengths.sum()) + (slot_row - first_token).repeat(lengths)
     return Ragged(token_rows, lengths, num_heads, Hkv, M, keys)
 
 
@@ -108,15 +109,16 @@ class Ragged:
         row_length = lengths.repeat(num_heads)  # [R]: how many scores it has
         row_end = row_length.cumsum()  # [R]
         row_start = row_end - row_length  # [R]
+        # A score of a row belongs to the token at position score - row_start of the row's sequence.
         score = np.arange(row_end[-1])  # [K]
         # 2. Find the key of each score. A row's keys are those of its sequence's tokens, in order, at the key
         #    head that its query head uses.
         first_token = (lengths.cumsum() - lengths).repeat(num_heads)  # [R]: tokens of earlier sequences
-        token = score + (first_token - row_start).repeat(row_length)  # [K]: indices of token_rows
+        token = score + (first_token - row_start).repeat(row_length)  # [K]: first_token + position
         kv_head = row % num_heads // (num_heads // num_kv_heads)  # [R]
         key_row = token_rows[token] + (kv_head * head_stride).repeat(row_length)  # [K]
         # 3. Find the place of each score in `padded`, the matrix of the softmax, flattened.
-        padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]
+        padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]: row · longest + position
         self.scale = Dh**-0.5
         self.row_start, self.key_row = torch.from_numpy(row_start), torch.from_numpy(key_row)
         self.padded_index = torch.from_numpy(padded_index)
