@@ -48,7 +48,7 @@ class AdapterSlots:
         self.rows: AdapterRows = GroupedRows()  # `wrap` replaces this record on a GPU
         self.dtype = torch.float32  # of the numbers in the slots
         self._shard = shard
-        # Called when an adapter gets a slot, with the whole adapter.
+        # Each is called with a slot and its adapter, not cut by `shard`, when the adapter gets the slot.
         self.on_assign: list[Callable[[int, Adapter], None]] = []
 
     def num_bytes(self, model: LanguageModel) -> int:

@@ -102,6 +102,7 @@ def architecture(model_type: str, model_impl: str = AUTO) -> ModuleType:
     Raises CheckpointError, which lists the supported model types, if there is neither.
     """
     module = None
+    # `model_type` comes from a file: only an identifier may become the name of a module.
     if model_impl != TRANSFORMERS and str(model_type).isidentifier() and model_type != ANY_MODEL:
         module = _architecture_module(model_type)
     if module is None and model_impl != OURS:

@@ -224,12 +224,14 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
 
     Only the CPU and CUDA devices are checked.
     """
-    if device.type == "cuda":
+    free: int | None = None  # bytes; None: not known
+    if device.type == "cpu":
+        free = available_memory()
+    elif device.type == "cuda":
         # Torch keeps the memory of deleted tensors for later tensors, so this memory counts as free.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free: int | None = torch.cuda.mem_get_info(device)[0] + cached
-    else:
-        free = available_memory() if device.type == "cpu" else None
+        unused, _ = torch.cuda.mem_get_info(device)
+        free = unused + cached
     if free is not None and num_bytes > free:
         raise CheckpointError(
             f"{folder / 'config.json'}: this model's weights need {num_bytes:,} bytes of memory, and "
