@@ -108,8 +108,8 @@ def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: tor
     """
     if size == 1:
         return build(hf_config, device, dtype)
-    # The whole model is built on the host, since the device need not have room for it. The host's memory is
-    # not taken, since nobody writes to it.
+    # The whole model is built on the host, since the device need not have room for it. On the host it takes
+    # little memory: the system allocates a page when it is written to, and nobody writes.
     host = "meta" if torch.device(device).type == "meta" else "cpu"
     causal_lm = build(hf_config, host, dtype)
     keep_part(causal_lm, size, _empty)
@@ -133,15 +133,19 @@ def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
             continue
         linear = body.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # only these are cut
-        width = linear.out_features if entry == COLWISE else linear.in_features
-        if width % size:
-            raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")
         if entry == COLWISE:
-            linear.out_features //= size
+            linear.out_features = _divided(linear.out_features, size, name)
         else:
-            linear.in_features //= size
+            linear.in_features = _divided(linear.in_features, size, name)
         shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
         for parameter_name, tensor in list(linear.named_parameters()):
             place = Place(f"body.{name}.{linear_name(entry)}.{parameter_name}")
             tensor_part = shard(tensor.detach(), place, shapes[parameter_name])
             linear.register_parameter(parameter_name, nn.Parameter(tensor_part, requires_grad=False))
+
+
+def _divided(width: int, size: int, name: str) -> int:
+    """width / size. Raises CheckpointError, which names the layer, if this is no whole number."""
+    if width % size:
+        raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")
+    return width // size

@@ -34,7 +34,7 @@ PIECE = 2**18  # weights that are made from codes at a time, few enough for the 
 
 
 def max_activation_level() -> int:
-    """The largest code of an activation, 127 or 63. Codes lie between minus this number and this number."""
+    """The largest level of an activation, 127 or 63. Levels lie between minus this number and this number."""
     return int8_rows.MAX_LEVEL if int8_rows.is_available() else fbgemm.max_activation_level()
 
 
