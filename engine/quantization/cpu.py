@@ -163,14 +163,13 @@ def _even_and_odd(nibbles: Tensor, scale: Tensor, low: Tensor, bias: Tensor, gro
         groups = codes.view(len(codes), -1, group_size // 2).to(bias.dtype)  # [n, groups, group_size / 2]
         return groups.mul_(scale[piece, :, None]).add_(low[piece, :, None]).view(len(codes), half_K)
 
-    def sums_of(even: Tensor, odd: Tensor, piece: slice) -> Tensor:
-        """even and odd[T, K / 2], the columns of x -> sums[T, n] for the rows `piece` of the weights."""
-        even_sums = even @ weights(nibbles[piece] & 15, piece).T
-        return torch.addmm(even_sums, odd, weights(nibbles[piece] >> 4, piece).T)
-
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         even, odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()  # [T, K / 2] each
-        return _join([sums_of(even, odd, piece) for piece in pieces]).add_(bias)
+        sums: list[Tensor] = []  # [T, n] for each piece
+        for piece in pieces:
+            even_sums = even @ weights(nibbles[piece] & 15, piece).T
+            sums.append(torch.addmm(even_sums, odd, weights(nibbles[piece] >> 4, piece).T))
+        return _join(sums).add_(bias)
 
     return Packed(product)
 
