@@ -99,7 +99,7 @@ def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8` computed by FBGEMM, with two digits for each number of x.
 
-    x ≈ (high + low / (2 · max_level)) · largest / max_level. The digit `high` is x as a code, and the digit
+    x ≈ (high + low / (2 · max_level)) · largest / max_level. The digit `high` is x as a level, and the digit
     `low` is the rounding error of `high`. The digits of a row are two rows of one product of whole numbers,
     so the weights are read once.
     """
