@@ -110,7 +110,7 @@ def _shrink(
     """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)
-    if slot < 0:
+    if slot < 0:  # NO_ADAPTER
         return
     tile_row, column = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     row = tl.load(tile_rows + tile * TILE + tile_row).to(tl.int64)  # [TILE]
@@ -144,7 +144,7 @@ def _expand(
     """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)
-    if slot < 0:
+    if slot < 0:  # NO_ADAPTER
         return
     tile_row, inner = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
