@@ -46,7 +46,7 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
     config = quantization_of(model)
     if config is None:
         raise ValueError("model is not quantized: `quantize` it first")
-    if any(isinstance(layer, QuantizedLinear) and layer.product for layer in model.modules()):
+    if any(isinstance(layer, QuantizedLinear) and layer.product is not None for layer in model.modules()):
         raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
     source, folder = resolve(source), Path(folder)
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
