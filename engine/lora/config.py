@@ -85,8 +85,8 @@ def read_config(folder: Path) -> AdapterConfig:
     r, alpha, selection = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
-    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not is_number or not abs(alpha) <= sys.float_info.max:  # `not … <=` also refuses NaN
+    # `not … <=` and not `>`: NaN is refused, too.
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         refuse("lora_alpha", "a finite number is accepted")
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
