@@ -63,17 +63,16 @@ class ExtrasAttend:
 
 
 def attend_with(
-    attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras | None
+    attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras
 ) -> Tensor:
-    """`attend(layer, q, k, v)` with the layer's extras; None: the layer has none.
-    q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
+    """`attend(layer, q, k, v)` with the layer's extras: q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
 
-    Raises ValueError, which names the fields, if `extras` sets some and
-    `attend` does not support extras.
+    Raises ValueError, which names the fields that are set, if there are any and `attend` does not support
+    extras.
     """
     if isinstance(attend, ExtrasAttend):
-        return attend(layer, q, k, v, extras or PLAIN)
-    names = [] if extras is None else extras.names()
+        return attend(layer, q, k, v, extras)
+    names = extras.names()
     if names:
         raise ValueError(
             f"layer {layer} wants {', '.join(names)}, and the attention that was handed in does not have it; "
@@ -130,11 +129,16 @@ def dense_extras_attention(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExt
     return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-# `causal` of dense.py with extras: the T tokens are one whole sequence, and no key or value is stored.
-causal = ExtrasAttend(lambda layer, q, k, v, extras: dense_extras_attention(q, k, v, extras))
+@ExtrasAttend
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
+    """`causal` of dense.py with extras: the T tokens are one whole sequence, and no key or value is stored.
+
+    q[T, Hq, Dh], k[T, Hkv, Dh], v[T, Hkv, Dh] -> [T, Hq, Dh].
+    """
+    return dense_extras_attention(q, k, v, extras)
 
 
-def bind_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
+def bind_extras(attend: Attend, extras: Sequence[AttentionExtras]) -> Attend:
     """An `Attend` that calls `attend` with the extras of the layer, from extras[L].
 
     So the code of a model's layers need not know of extras.

@@ -47,7 +47,7 @@ class _DecodeRows(NamedTuple):
 
 
 class _OneSequence(NamedTuple):
-    """A sequence that is attended alone: it has several new tokens, or no other sequence has just one."""
+    """A sequence that is attended alone: it has several new tokens, or is the only one with a single one."""
 
     rows: slice  # its Tq queries among the T queries of the step
     places: Tensor  # [Tk]: where the keys lie that at least one of its queries sees
@@ -88,13 +88,13 @@ class GatheredWithExtras:
     def _split(self, window: int | None) -> _StepSplit:
         """Which sequences are attended together, and which one by one, and what they see."""
         num_new, lens = np.diff(self.query_start), self.pages.lens  # [S] each
-        # first_key[s] is the position of the first key that a query of sequence s sees.
-        first_key = np.array([first_visible(int(position), window) for position in lens - num_new])  # [S]
+        # [S]: the position of the first key that a query of the sequence sees.
+        first_key = np.array([first_visible(int(position), window) for position in lens - num_new])
         is_decode = num_new == 1  # [S]
         if is_decode.sum() == 1:  # a matrix of one row would only cost time
             is_decode[:] = False
         sequences = []
-        for s in np.flatnonzero(~is_decode).tolist():
+        for s in np.flatnonzero(~is_decode).tolist():  # one by one
             first, end = int(first_key[s]), int(lens[s])
             positions = np.arange(first, end)  # [Tk]
             (places,) = on_device(self.device, self.pages.places(np.full_like(positions, s), positions))
@@ -108,15 +108,15 @@ class GatheredWithExtras:
             decode_rows = self._decode_rows(np.flatnonzero(is_decode), first_key)
         return _StepSplit(decode_rows, sequences)
 
-    def _decode_rows(self, sequences: np.ndarray, first_key: np.ndarray) -> _DecodeRows:
-        """The rows of `sequences`[N]. first_key[S] is as in `_split`."""
-        counts = self.pages.lens[sequences] - first_key[sequences]  # [N]: keys that each row sees
+    def _decode_rows(self, indices: np.ndarray, first_key: np.ndarray) -> _DecodeRows:
+        """The rows of the sequences indices[N]. first_key[S] is as in `_split`."""
+        counts = self.pages.lens[indices] - first_key[indices]  # [N]: keys that each row sees
         N, longest = len(counts), counts.max()
         column = np.broadcast_to(np.arange(longest), (N, longest))  # [N, longest]
         is_key = column < counts[:, None]  # [N, longest]: False for padding
-        positions = first_key[sequences][:, None] + np.where(is_key, column, 0)  # [N, longest]
-        key_places = self.pages.places(sequences[:, None], positions)  # [N, longest]
-        row_indices = np.array(self.query_start)[sequences]  # [N]
+        positions = first_key[indices][:, None] + np.where(is_key, column, 0)  # [N, longest]
+        key_places = self.pages.places(indices[:, None], positions)  # [N, longest]
+        row_indices = np.array(self.query_start)[indices]  # [N]
         # One copy for all three. It converts the booleans to integers, so they are converted back.
         rows, places, seen = on_device(self.device, row_indices, key_places.ravel(), is_key.ravel())
         return _DecodeRows(rows, places, seen.bool().view(N, 1, 1, -1))
@@ -126,7 +126,8 @@ def _attend_decode_rows(
     q: Tensor, keys: Tensor, values: Tensor, extras: AttentionExtras, decode_rows: _DecodeRows
 ) -> Tensor:
     """q[N, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [N, Hq, Dh]."""
-    (N, Hq, Dh), Hkv = q.shape, keys.shape[2]
+    N, Hq, Dh = q.shape
+    Hkv = keys.shape[2]
     places = decode_rows.places
     k = gather(keys, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]
     v = gather(values, places).view(N, -1, Hkv, Dh).transpose(1, 2)  # [N, Hkv, longest, Dh]

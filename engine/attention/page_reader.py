@@ -32,14 +32,17 @@ class PageReader:
         """tables[S, W] and lens[S] are the fields of `Pages` (paged.py)."""
         self.tables = np.ascontiguousarray(tables, dtype=np.int64)
         self.lens = np.ascontiguousarray(lens, dtype=np.int64)
-        # Arguments of read_pages in page_reader.c: the address of tables, W, and the address of lens.
+        # Three arguments of read_pages in page_reader.c: tables, W and lens.
         self._table_arguments = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
         library = load(SOURCE)
         assert library is not None, "PageReader is made only where is_available() says so"
         self._read = library.read_pages
         self._read.argtypes = [
-            POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, *[LONG] * 5, ctypes.c_float,
-            ctypes.c_int,
+            POINTER, LONG,  # q, and the floats from one sequence's heads to the next sequence's
+            POINTER, POINTER, POINTER,  # keys, values, out
+            POINTER, LONG, POINTER,  # tables, W, lens
+            LONG, LONG, LONG, LONG, LONG,  # S, P, Hq, Hkv, Dh
+            ctypes.c_float, ctypes.c_int,  # the scale of scores, the number of threads
         ]  # fmt: skip
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

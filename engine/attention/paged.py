@@ -125,8 +125,8 @@ class Gathered:
     """The `AttentionPlan` that copies the keys and values of each sequence into one row of a matrix, and then
     computes softmax(q·kᵀ / √Dh)·v for all rows at once.
 
-    Masked copies of a sequence's first token pad its row to the longest sequence. Memory of no sequence would
-    not do as padding: it may hold NaN, and a mask does not hide NaN.
+    A row is padded to the longest sequence with copies of its sequence's first token, which a mask hides.
+    Unused memory would not do as padding: it may hold NaN, and a mask does not hide NaN.
     """
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
@@ -146,7 +146,8 @@ class Gathered:
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]"""
-        (S, Hq, Dh), Hkv = q.shape, keys.shape[2]
+        S, Hq, Dh = q.shape
+        Hkv = keys.shape[2]
         k = gather(keys, self.places).view(S, -1, Hkv, Dh).transpose(1, 2)  # [S, Hkv, longest, Dh]
         v = gather(values, self.places).view(S, -1, Hkv, Dh).transpose(1, 2)  # [S, Hkv, longest, Dh]
         queries = (q * Dh**-0.5).view(S, Hkv, Hq // Hkv, Dh)  # grouped by the key head that they share

@@ -29,7 +29,8 @@ def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
     to exactly one part.
     """
     if len(parts) == 1:
-        return parts[0][1]
+        _, attend_all = parts[0]
+        return attend_all
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.empty_like(q)  # [T, Hq, Dh]
@@ -62,7 +63,8 @@ def plan_decode(slots: Sequence[int], lens: Sequence[int], num_heads: int, keys:
     lengths = np.asarray(lens)  # [S]
     first_token = lengths.cumsum() - lengths  # [S]: the number of tokens in earlier sequences
     slot_row = np.array(slots) * Hkv * M  # [S]: the first row of each slot, in keys.view(-1, Dh)
-    token_rows = np.arange(lengths.sum()) + (slot_row - first_token).repeat(lengths)  # [sum of lens]
+    # [sum of lens]: slot_row, plus the token's position in its sequence.
+    token_rows = np.arange(lengths.sum()) + (slot_row - first_token).repeat(lengths)
     return Ragged(token_rows, lengths, num_heads, Hkv, M, keys)
 
 
@@ -107,15 +109,16 @@ class Ragged:
         row_length = lengths.repeat(num_heads)  # [R]: how many scores it has
         row_end = row_length.cumsum()  # [R]
         row_start = row_end - row_length  # [R]
+        # A score of a row belongs to the token at position score - row_start of the row's sequence.
         score = np.arange(row_end[-1])  # [K]
         # 2. Find the key of each score. A row's keys are those of its sequence's tokens, in order, at the key
         #    head that its query head uses.
         first_token = (lengths.cumsum() - lengths).repeat(num_heads)  # [R]: tokens of earlier sequences
-        token = score + (first_token - row_start).repeat(row_length)  # [K]: indices of token_rows
+        token = score + (first_token - row_start).repeat(row_length)  # [K]: first_token + position
         kv_head = row % num_heads // (num_heads // num_kv_heads)  # [R]
         key_row = token_rows[token] + (kv_head * head_stride).repeat(row_length)  # [K]
         # 3. Find the place of each score in `padded`, the matrix of the softmax, flattened.
-        padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]
+        padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]: row · longest + position
         self.scale = Dh**-0.5
         self.row_start, self.key_row = torch.from_numpy(row_start), torch.from_numpy(key_row)
         self.padded_index = torch.from_numpy(padded_index)
@@ -139,9 +142,11 @@ class Ragged:
         # 2. The softmax of each row.
         self.padded.view(-1).scatter_(0, self.padded_index, self.scores.values())
         weights = self.padded.softmax(-1).view(-1).index_select(0, self.padded_index)  # [K]
-        # 3. The weighted sum (mode 0) of each row's values.
-        bags = torch.embedding_bag(values, self.key_row, self.row_start, mode=0, per_sample_weights=weights)
-        return bags[0].view(q.shape)  # [R, Dh] -> [S, Hq, Dh]
+        # 3. The weighted sum (mode 0) of each row's values. The other results are for a backward pass.
+        sums, *_ = torch.embedding_bag(
+            values, self.key_row, self.row_start, mode=0, per_sample_weights=weights
+        )  # [R, Dh]
+        return sums.view(q.shape)  # [S, Hq, Dh]
 
 
 @functools.cache
@@ -180,9 +185,10 @@ class Padded:
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
-        W, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
-        window = slice(self.first_slot, self.first_slot + W)
-        k, v = keys[window, :, : self.longest], values[window, :, : self.longest]  # [W, Hkv, longest, Dh]
+        _, Hq, Dh = q.shape
+        W, Hkv = len(self.mask), keys.shape[1]
+        slots = slice(self.first_slot, self.first_slot + W)
+        k, v = keys[slots, :, : self.longest], values[slots, :, : self.longest]  # [W, Hkv, longest, Dh]
         queries = q.new_zeros(W, Hq, Dh)
         queries[self.slot_index] = q * Dh**-0.5
         scores = queries.view(W, Hkv, -1, Dh) @ k.transpose(2, 3) + self.mask  # [W, Hkv, Hq/Hkv, longest]

@@ -191,12 +191,13 @@ def _choose_forms(linears: list[nn.Linear], rows: int) -> dict[Shape, _Choice]:
         del packed  # before the next form's layers are made: both might not fit into memory
     # 2. Choose the fastest form for each shape.
     choices: dict[Shape, _Choice] = {}
-    for linear in linears:
-        shape = _shape(linear)
-        for_rows, for_one_row = _fastest(seconds_at_rows, shape), _fastest(seconds_at_one_row, shape)
+    for shape in {_shape(linear) for linear in linears}:
+        for_rows = _fastest(seconds_at_rows, shape)
+        for_one_row = _fastest(seconds_at_one_row, shape)
         max_seconds = MAX_SECOND_FORM_TIME * seconds_at_one_row[for_rows][shape]
-        is_worth_it = rows > 1 and seconds_at_one_row[for_one_row][shape] < max_seconds
-        choices[shape] = _Choice(for_rows, for_one_row if is_worth_it else for_rows)
+        if rows == 1 or seconds_at_one_row[for_one_row][shape] >= max_seconds:
+            for_one_row = for_rows  # a second form is not worth its memory
+        choices[shape] = _Choice(for_rows, for_one_row)
     return choices
 
 
@@ -263,7 +264,8 @@ def _seconds_by_shape(linears: list[nn.Linear], packed: list[nn.Module], rows: i
     total: defaultdict[Shape, float] = defaultdict(float)
     times = _seconds_per_layer(linears, packed, rows)
     for linear, layer, seconds in zip(linears, packed, times, strict=True):
-        total[_shape(linear)] += seconds if isinstance(layer, (Half, SharedHalf)) else seconds * FP32_SLOWDOWN
+        is_fp16 = isinstance(layer, Half | SharedHalf)
+        total[_shape(linear)] += seconds if is_fp16 else seconds * FP32_SLOWDOWN
     return total
 
 
@@ -284,9 +286,10 @@ def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: 
         for layer, x in zip(packed, inputs, strict=True):
             layer(x)
             times.append(time.perf_counter())
-        passes.append([end - start for start, end in pairwise(times)])
-        total += sum(passes[-1])
-    return list(map(median, zip(*passes, strict=True)))
+        seconds_of_layers = [end - start for start, end in pairwise(times)]
+        passes.append(seconds_of_layers)
+        total += sum(seconds_of_layers)
+    return [median(seconds_of_one_layer) for seconds_of_one_layer in zip(*passes, strict=True)]
 
 
 def _bias(linear: nn.Linear) -> Tensor:

@@ -15,7 +15,8 @@ In names, a `module` is Hugging Face's name of a linear layer without the prefix
 
 import os
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig, architecture
 
 WRAPPED = "base_model.model."  # PEFT puts this prefix before every name of the wrapped model
-FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+TENSOR_NAME = re.compile(re.escape(WRAPPED) + r"(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def targets_of(config: ModelConfig) -> dict[str, Target]:
         layer, _, leaf = place.parameter.rpartition(".")
         if leaf == "weight" and layer != "head" and isinstance(model.get_submodule(layer), nn.Linear):
             weight = model.get_parameter(place.parameter)
-            weight = weight if place.rows is None else weight[place.rows]
+            if place.rows is not None:
+                weight = weight[place.rows]
             targets[name.removesuffix(".weight")] = Target(layer, place.rows, tuple(weight.shape))
     return targets
 
@@ -101,26 +103,26 @@ def read_adapter(
             f"{folder / 'adapter_config.json'}: r={settings.r}: at most max_lora_rank={max_rank} is accepted"
         )
     file = _weights_file(folder)
-    targets, prefix = targets_of(config), architecture(config.model_type, config.model_impl).PREFIX
-    paths = [*targets, *(prefix + module for module in targets)]
-    adapted = _adapted_paths(file, settings, paths)
+    targets = targets_of(config)
+    prefix = architecture(config.model_type, config.model_impl).PREFIX
+    adapted = _adapted_paths(file, settings, targets, prefix)
     try:
         with safe_open(file, framework="pt") as tensors:
-            names = list(tensors.keys())
             pairs = _read_pairs(file, tensors, settings, targets, prefix, adapted)
+            has_prefix = any(name.startswith(WRAPPED + prefix) for name in tensors.keys())  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
-    file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
-    _refuse_missing(file, pairs, targets, file_prefix, adapted)
+    _refuse_missing(file, pairs, targets, prefix if has_prefix else "", adapted)
     if not pairs:
         raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
-    layers: dict[str, tuple[Factors, ...]] = {}
+    # By our layer's name. Several of Hugging Face's layers may be one layer of ours.
+    parts: defaultdict[str, list[Factors]] = defaultdict(list)
     for module, pair in pairs.items():
-        layer = targets[module].layer
-        factors = Factors(pair["A"], pair["B"], targets[module].rows)
+        target = targets[module]
+        factors = Factors(pair["A"], pair["B"], target.rows)
         _refuse_too_large(file, module, factors, settings, dtype)
-        # Several of Hugging Face's layers may be one layer of ours, which then gets the factors of each.
-        layers[layer] = (*layers.get(layer, ()), factors)
+        parts[target.layer].append(factors)
+    layers = {layer: tuple(layer_parts) for layer, layer_parts in parts.items()}
     return Adapter(settings.r, settings.scale, layers, str(folder.resolve()))
 
 
@@ -135,12 +137,12 @@ def _weights_file(folder: Path) -> Path:
     raise CheckpointError(f"{file}: {why}{hint}")
 
 
-def _adapted_paths(file: Path, settings: AdapterConfig, paths: Iterable[str]) -> set[str]:
-    """The paths that the setting `target_modules` names. Raises CheckpointError if matching takes longer than
-    EXPRESSION_SECONDS.
+def _adapted_paths(file: Path, settings: AdapterConfig, modules: Collection[str], prefix: str) -> set[str]:
+    """The paths that the setting `target_modules` names, among the names of all modules with and without
+    `prefix`, the model family's. Raises CheckpointError if matching takes longer than EXPRESSION_SECONDS.
     """
     try:
-        return settings.select(set(paths))
+        return settings.select(set(modules) | {prefix + module for module in modules})
     except TimeoutError:
         raise CheckpointError(
             f"{file.parent / 'adapter_config.json'}: target_modules={settings.target_modules!r:.80}: an "
@@ -164,11 +166,10 @@ def _read_pairs(
     """
     pairs: dict[str, dict[str, Tensor]] = {}
     for name in tensors.keys():  # noqa: SIM118  # safe_open is not a dict
-        match = FACTOR.fullmatch(name.removeprefix(WRAPPED))
-        path, factor = match.groups() if match else ("", "")
-        module = path.removeprefix(prefix)
-        if not name.startswith(WRAPPED) or module not in targets or path not in adapted:
+        match = TENSOR_NAME.fullmatch(name)
+        if match is None or match["path"] not in adapted:
             raise CheckpointError(f"{file}: tensor {name!r} belongs to no linear layer that is adapted here")
+        module, factor = match["path"].removeprefix(prefix), match["factor"]
         out_features, in_features = targets[module].shape
         needed = (settings.r, in_features) if factor == "A" else (out_features, settings.r)
         shape = tuple(tensors.get_slice(name).get_shape())  # get_slice does not read the tensor's numbers

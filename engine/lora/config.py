@@ -57,7 +57,8 @@ class AdapterConfig:
         if isinstance(self.target_modules, tuple):
             ends = tuple(f".{target}" for target in self.target_modules)
             return {module for module in modules if f".{module}".endswith(ends)}
-        expression, adapted = regex.compile(self.target_modules), set()
+        expression = regex.compile(self.target_modules)
+        adapted: set[str] = set()
         deadline = time.monotonic() + EXPRESSION_SECONDS
         for module in modules:
             seconds_left = max(deadline - time.monotonic(), 1e-3)  # to `regex`, 0 or less means no limit
@@ -84,8 +85,9 @@ def read_config(folder: Path) -> AdapterConfig:
     r, alpha, selection = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
+    # `not … <=` and not `>`: NaN is refused, too.
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
-        refuse("lora_alpha", "a finite number is accepted")  # also for nan: `nan <= max` is False
+        refuse("lora_alpha", "a finite number is accepted")
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
     if raw.get("bias", "none") != "none":
@@ -108,11 +110,10 @@ def read_config(folder: Path) -> AdapterConfig:
 
 def _why_selection_is_refused(selection: Any) -> str | None:
     """Why a value of `target_modules` is refused, or what is accepted in its place. None: it is accepted."""
-    if not isinstance(selection, str):
-        is_list_of_names = isinstance(selection, list) and all(isinstance(name, str) for name in selection)
-        if not is_list_of_names or not selection:
-            return "a list of names, or a regular expression, is accepted"
+    if isinstance(selection, list) and selection and all(isinstance(name, str) for name in selection):
         return None
+    if not isinstance(selection, str):
+        return "a list of names, or a regular expression, is accepted"
     if len(selection) > MAX_EXPRESSION_LENGTH:
         return f"an expression of at most {MAX_EXPRESSION_LENGTH:,} characters is accepted"
     if not _has_few_repetitions(selection):
@@ -135,4 +136,5 @@ def _has_few_repetitions(expression: str) -> bool:
         counts += in_braces.split(",")
     if not all(re.fullmatch(r"\d{0,3}", count) for count in counts):
         return False
-    return math.prod(max(int(count or 1), 1) for count in counts) <= MAX_REPETITIONS
+    factors = [max(int(count), 1) for count in counts if count]  # a 0 would hide the other counts
+    return math.prod(factors) <= MAX_REPETITIONS

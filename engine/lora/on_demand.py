@@ -5,6 +5,8 @@ the adapter is loaded. Up to `max_loras` adapters stay loaded, and more if unfin
 least recently requested adapter that no unfinished request has is unloaded first.
 """
 
+from collections import OrderedDict
+
 from engine.decoding.params import ParameterError
 from engine.lora.adapter import read_adapter
 from engine.lora.manager import AdapterManager
@@ -20,7 +22,7 @@ class OnDemand:
     def __init__(self, manager: AdapterManager, config: ModelConfig) -> None:
         """`config` is that of the model, which adapters must fit."""
         self.manager, self.config = manager, config
-        self._loaded: dict[str, LoRARequest] = {}  # by name, the least recently used first
+        self._loaded: OrderedDict[str, LoRARequest] = OrderedDict()  # by name, the least recently used first
 
     def key(self, adapter: LoRARequest) -> str:
         """Load the adapter if it is not loaded, and return its key for the engine.
@@ -33,12 +35,11 @@ class OnDemand:
             if is_named_alike and other != adapter:
                 raise ParameterError("lora_request", f"{adapter} contradicts {other}")
         name, slots = adapter.lora_name, self.manager.slots
-        if name in self._loaded:
-            del self._loaded[name]
-        else:
+        if name not in self._loaded:
             weights = read_adapter(adapter.lora_path, self.config, slots.max_lora_rank, slots.dtype)
             self.manager.load(name, weights)
-        self._loaded[name] = adapter  # at the end: the most recently used
+            self._loaded[name] = adapter
+        self._loaded.move_to_end(name)
         if len(self._loaded) > slots.max_loras:
             self._unload_idle(len(self._loaded) - slots.max_loras, requested=name)
         return self.manager.key(name)

@@ -74,9 +74,10 @@ def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[SlotRows
     """
     groups: list[SlotRows] = []
     for slot, ranges in ranges_of(slots, query_start):
-        first, last = ranges[0].start, ranges[-1].stop
-        if last - first == sum(map(len, ranges)):
-            groups.append(SlotRows(slot, slice(first, last)))
+        first, end = ranges[0].start, ranges[-1].stop
+        num_rows = sum(len(rows) for rows in ranges)
+        if num_rows == end - first:  # they lie side by side
+            groups.append(SlotRows(slot, slice(first, end)))
         else:
             groups.append(SlotRows(slot, torch.tensor(list(chain(*ranges)))))
     return groups

@@ -48,7 +48,7 @@ class AdapterSlots:
         self.rows: AdapterRows = GroupedRows()  # `wrap` replaces this record on a GPU
         self.dtype = torch.float32  # of the numbers in the slots
         self._shard = shard
-        # Called when an adapter gets a slot, with the whole adapter.
+        # Each is called with a slot and its adapter, not cut by `shard`, when the adapter gets the slot.
         self.on_assign: list[Callable[[int, Adapter], None]] = []
 
     def num_bytes(self, model: LanguageModel) -> int:
@@ -78,9 +78,16 @@ class AdapterSlots:
             if name not in num_parts:
                 return linear
             assert isinstance(linear, LinearLayer)  # replace_linears calls `make` with linear layers only
-            rows, rank = self.rows, self.max_lora_rank
-            self.layers[name] = LoRALinear(linear, rows, self.max_loras, num_parts[name], rank, like)
-            return self.layers[name]
+            layer = LoRALinear(
+                linear,
+                self.rows,
+                self.max_loras,
+                num_parts=num_parts[name],
+                max_rank=self.max_lora_rank,
+                like=like,
+            )
+            self.layers[name] = layer
+            return layer
 
         return replace_linears(model, make)
 
@@ -105,8 +112,9 @@ class AdapterSlots:
         unknown.
         """
         del self.adapters[key]
-        if key in self.slot_of:
-            self._to_write.pop(self.slot_of.pop(key), None)
+        slot = self.slot_of.pop(key, None)
+        if slot is not None:
+            self._to_write.pop(slot, None)  # a slot whose weights are copied already is not in `_to_write`
 
     def assign(self, key: str, running: Sequence[Request]) -> bool:
         """Give an adapter a slot, for a request that is about to join the `running` requests.

@@ -57,12 +57,12 @@ class TiledRows:
         A CUDA graph computes as many tiles as the graph was captured with, and this step may have fewer. So
         all tiles that this step does not need are set to NO_ADAPTER.
         """
-        rows, tile_slots = tiles_of(slots, query_start)
+        tile_rows, tile_slots = tiles_of(slots, query_start)
         self.tile_slots.fill_(NO_ADAPTER)
         if tile_slots:
-            device = self.tile_rows.device
-            flat_rows, new_slots = on_device(device, list(chain(*rows)), tile_slots, dtype=torch.int32)
-            self.tile_rows.view(-1)[: len(flat_rows)] = flat_rows
+            device, flat_rows = self.tile_rows.device, list(chain.from_iterable(tile_rows))
+            new_rows, new_slots = on_device(device, flat_rows, tile_slots, dtype=torch.int32)
+            self.tile_rows.view(-1)[: len(new_rows)] = new_rows
             self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _shrink(
     """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)
-    if slot < 0:
+    if slot < 0:  # NO_ADAPTER
         return
     tile_row, column = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     row = tl.load(tile_rows + tile * TILE + tile_row).to(tl.int64)  # [TILE]
@@ -144,7 +144,7 @@ def _expand(
     """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)
-    if slot < 0:
+    if slot < 0:  # NO_ADAPTER
         return
     tile_row, inner = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)

@@ -121,11 +121,11 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 text file.
 
     Raises CheckpointError, which names the file, if the file cannot be read, is not UTF-8, is no regular file
-    (a pipe may never end), or has more than MAX_FILE_BYTES.
+    (a folder, or a pipe, which may never end), or has more than MAX_FILE_BYTES.
     """
     try:
         status = path.stat()
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path}: not a regular file")
         if status.st_size > MAX_FILE_BYTES:
             raise CheckpointError(
@@ -134,7 +134,7 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except OSError as error:  # for example no permission, or a folder with this name
+    except OSError as error:  # for example, no permission
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8 ({error})") from None

@@ -13,7 +13,8 @@ from types import ModuleType
 
 from engine.models.checkpoint import CheckpointError, read_json, resolve
 
-OURS, TRANSFORMERS, AUTO = "ruvon", "transformers", "auto"  # implementations of a model
+# Whose code computes a model. AUTO: ours if there is a file for the model_type, else that of transformers.
+OURS, TRANSFORMERS, AUTO = "ruvon", "transformers", "auto"
 ANY_MODEL = "transformers_model"  # the module here that runs a model_type without a file (Extension C)
 MAX_SIZE = 2**31 - 1  # the largest value of an integer field; no machine could hold a larger model
 
@@ -101,6 +102,7 @@ def architecture(model_type: str, model_impl: str = AUTO) -> ModuleType:
     Raises CheckpointError, which lists the supported model types, if there is neither.
     """
     module = None
+    # `model_type` comes from a file: only an identifier may become the name of a module.
     if model_impl != TRANSFORMERS and str(model_type).isidentifier() and model_type != ANY_MODEL:
         module = _architecture_module(model_type)
     if module is None and model_impl != OURS:
@@ -137,7 +139,8 @@ def eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.exists() else None
     if ids is None:
-        path, ids = folder / "config.json", raw.get("eos_token_id")
+        path = folder / "config.json"
+        ids = raw.get("eos_token_id")
     if ids is None:
         return ()
     as_list = ids if isinstance(ids, list) else [ids]

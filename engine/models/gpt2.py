@@ -19,6 +19,9 @@ from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.weights import Embedding, LayerNorm, Linear, Module, Place
 
+PREFIX = "transformer."  # of the names of tensors; some files leave it out
+# Tensors that some versions save and this model does not need: causal masks, and a tied head.
+REDUNDANT = r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -73,7 +76,8 @@ class Attention(Module):
 
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
-        self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
+        self.layer = layer
+        self.heads, self.head_dim = config.num_heads, config.head_dim
         width = config.num_heads * config.head_dim  # D
         self.qkv = Linear(config.hidden_size, 3 * width, **factory)
         self.proj = Linear(width, config.hidden_size, **factory)
@@ -180,8 +184,3 @@ def places(config: ModelConfig) -> dict[str, Place]:
             for leaf in ("weight", "bias"):
                 table[f"h.{i}.{theirs}.{leaf}"] = Place(f"blocks.{i}.{ours}.{leaf}")
     return table
-
-
-PREFIX = "transformer."
-# Tensors that some versions save and this model does not need: causal masks, and a tied head.
-REDUNDANT = r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"

@@ -22,6 +22,9 @@ from engine.models.language_model import LanguageModel
 from engine.models.rope import Rope, rope_from, rotate
 from engine.models.weights import Embedding, Linear, Module, Place
 
+PREFIX = "model."  # of the names of tensors; some files leave it out
+# Tensors that some versions save and this model does not need: the frequencies, and a tied head.
+REDUNDANT = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight"
 MAX_HEAD_DIM = 1 << 16  # far above any model; `rope_from` takes memory for it before memory is checked
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [T, 1, Dh/2] each
 
@@ -108,7 +111,9 @@ class Attention(Module):
     def __init__(self, layer: int, config: LlamaConfig, **factory) -> None:
         super().__init__()
         Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
-        self.layer, self.heads, self.head_dim = layer, (Hq, Hkv, Hkv), Dh
+        self.layer = layer
+        self.heads = (Hq, Hkv, Hkv)  # the numbers of query heads, key heads and value heads in a row of `qkv`
+        self.head_dim = Dh
         bias = config.attention_bias
         self.qkv = Linear(config.hidden_size, (Hq + 2 * Hkv) * Dh, bias=bias, **factory)
         self.proj = Linear(Hq * Dh, config.hidden_size, bias=bias, **factory)
@@ -245,14 +250,10 @@ def places(config: LlamaConfig) -> dict[str, Place]:
     if config.qk_norm:
         norms |= {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
     for i in range(config.num_layers):
-        for theirs, (ours, rows, bias) in linears.items():
-            for leaf in ("weight", "bias") if bias else ("weight",):
+        for theirs, (ours, rows, has_bias) in linears.items():
+            leaves = ["weight", "bias"] if has_bias else ["weight"]
+            for leaf in leaves:
                 table[f"layers.{i}.{theirs}.{leaf}"] = Place(f"blocks.{i}.{ours}.{leaf}", rows)
         for theirs, ours in norms.items():
             table[f"layers.{i}.{theirs}.weight"] = Place(f"blocks.{i}.{ours}.weight")
     return table
-
-
-PREFIX = "model."
-# Tensors that some versions save and this model does not need: the frequencies, and a tied head.
-REDUNDANT = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight"

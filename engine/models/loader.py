@@ -125,13 +125,12 @@ def _load_weights(
     Raises CheckpointError if the memory is too small, or if a tensor is missing or does not fit the model.
     """
     family = architecture(config.model_type, config.model_impl)
-    # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
-    #    device takes no memory.
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     if config.model_impl != OURS:  # the library transformers puts its tensors into their places itself
         shard_tensor = sharding.shard if sharding else None
         return family.load_weights(folder, config, dtype, device, tensors, shard_tensor)
+    # 1. Check that the tensors fit, with a skeleton on the meta device, which takes no memory.
     places = family.places(config)
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
@@ -225,12 +224,14 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
 
     Only the CPU and CUDA devices are checked.
     """
-    if device.type == "cuda":
+    free: int | None = None  # bytes; None: not known
+    if device.type == "cpu":
+        free = available_memory()
+    elif device.type == "cuda":
         # Torch keeps the memory of deleted tensors for later tensors, so this memory counts as free.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free: int | None = torch.cuda.mem_get_info(device)[0] + cached
-    else:
-        free = available_memory() if device.type == "cpu" else None
+        unused, _ = torch.cuda.mem_get_info(device)
+        free = unused + cached
     if free is not None and num_bytes > free:
         raise CheckpointError(
             f"{folder / 'config.json'}: this model's weights need {num_bytes:,} bytes of memory, and "
@@ -269,14 +270,16 @@ def _torch_dtype(
         return dtype
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: accepted are {', '.join(DTYPES)}")
-    if dtype == "auto":
-        dtype = config.dtype or "float32"
-        if device.type == "cpu":
-            dtype = "float32"
-    torch_dtype = getattr(torch, str(dtype), None)
+    if dtype != "auto":
+        name = dtype
+    elif device.type == "cpu":
+        name = "float32"
+    else:
+        name = config.dtype or "float32"
+    torch_dtype = getattr(torch, str(name), None)
     if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise CheckpointError(
-            f"{folder / 'config.json'}: dtype={dtype!r:.40}: a floating point dtype is accepted"
+            f"{folder / 'config.json'}: dtype={name!r:.40}: a floating point dtype is accepted"
         )
     return torch_dtype
 

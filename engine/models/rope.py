@@ -76,9 +76,13 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
 
 
 def _settings_of(raw: dict) -> dict:
-    """The settings of the rotation in a config.json, given as `raw`, each of these three filled in: the base
-    of the frequencies, `rope_theta`, and the longest text of the model and of its training,
-    `max_position_embeddings` and `original_max_position_embeddings`. Raises errors as `rope_from` does.
+    """The settings of the rotation in a config.json, given as `raw`. Three settings are always there:
+
+    - `rope_theta`: the base of the frequencies.
+    - `max_position_embeddings`: the longest text that the model accepts.
+    - `original_max_position_embeddings`: the longest text of its training.
+
+    Raises errors as `rope_from` does.
     """
     settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
@@ -97,7 +101,8 @@ def _number(settings: dict, name: str, default: float | None = None) -> float:
     Raises CheckpointError if both are missing, or if the value is not a finite number above 0.
     """
     value = settings.get(name)
-    value = default if value is None else value
+    if value is None:
+        value = default
     if value is None:
         raise CheckpointError(f"rope_parameters has no {name!r}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -116,7 +121,7 @@ def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Slow pairs are scaled by `factor`, and fast pairs are not.
+    """The frequencies of slow pairs are divided by `factor`, and those of fast pairs are not.
 
     A pair is fast if it makes more than high_freq_factor rotations within the length of training: fast pairs
     distinguish neighbouring tokens. A pair is slow if it makes fewer than low_freq_factor rotations. A pair
@@ -128,20 +133,17 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
         raise CheckpointError(f"rope_parameters: low_freq_factor={low} must be below high_freq_factor={high}")
     plain = 1.0 / periods
     wavelength = 2 * math.pi / plain  # [Dh/2]: the positions of one complete rotation
-    scaled = torch.where(wavelength > trained / low, plain / factor, plain)  # slow pairs only
-    share = (trained / wavelength - low) / (high - low)
-    between = (wavelength >= trained / high) & (wavelength <= trained / low)
-    mean = (1 - share) * plain / factor + share * plain
-    return torch.where(between, mean, scaled), 1.0
+    rotations = trained / wavelength  # [Dh/2]: within the length of training
+    fast = ((rotations - low) / (high - low)).clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
+    return (1 - fast) * plain / factor + fast * plain, 1.0
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Slow pairs are scaled by `factor`, and fast pairs are not, as in `_llama3`.
+    """As `_llama3`, with other limits between fast and slow pairs, and with a scale.
 
-    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations (32 and 1 by default)
-    within the length of training. Between the limits, the weight of the mean is linear in the pair's index.
-    Queries and keys are multiplied by `_yarn_scale`, mostly a little above 1, which sharpens the attention
-    over many keys.
+    The limits are `beta_fast` and `beta_slow` rotations (32 and 1 by default) within the length of training.
+    Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are multiplied
+    by `_yarn_scale`, mostly a little above 1, which sharpens the attention over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
     factor = _number(settings, "factor", default=settings["max_position_embeddings"] / trained)
@@ -165,14 +167,13 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
-    """The factor of queries and keys. It is `attention_factor`, if config.json has one. Else, if config.json
-    has `mscale` and `mscale_all_dim`, it is the quotient of YaRN's scales with these two weights. Else it is
-    YaRN's scale with the weight 1.
-    """
+    """The factor of queries and keys: the setting `attention_factor`, or YaRN's scale if there is none."""
 
     def scale_of(weight: float) -> float:
         """YaRN's scale, with its logarithm multiplied by `weight`. 1 if `factor` is at most 1."""
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        if factor <= 1:
+            return 1.0
+        return 0.1 * weight * math.log(factor) + 1.0
 
     if settings.get("attention_factor") is not None:
         return float(_number(settings, "attention_factor"))

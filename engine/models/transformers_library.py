@@ -102,6 +102,7 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
         try:
             causal_lm = causal_class._from_config(config, dtype=dtype, attn_implementation=attention_name)
         except Exception as error:  # the library's code may raise any error
+            # Some models have a dictionary of their own attention classes, in which our name is no key.
             if isinstance(error, KeyError) and error.args == (attention_name,):
                 raise CheckpointError("its attention is chosen from a list of its own") from None
             raise CheckpointError(
@@ -142,7 +143,9 @@ def _refuse_incomplete(report: dict[str, Any], files: dict[str, Path], folder: P
     """Raises CheckpointError if the library's report of a load has a tensor of another shape, one that is
     missing or has no place, or an error. `files`: each tensor's file, by the tensor's name.
     """
-    for name, shape, needed in sorted(report["mismatched_keys"]):
+    mismatched = sorted(report["mismatched_keys"])
+    if mismatched:
+        name, shape, needed = mismatched[0]
         raise CheckpointError(
             f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
         )

@@ -22,7 +22,7 @@ def window_of(mask_function: MaskFunction, last: int) -> int | None:
     A mask has too many pairs to compare them all: at most seven queries up to the position `last` are
     compared, each with some hundreds of keys up to `last` + 1.
 
-    Raises CheckpointError if one of the compared pairs differs.
+    Raises CheckpointError if one of these pairs shows that the mask is of neither kind.
     """
     window = last - _first_key_seen(mask_function, last) + 1
     # The queries at which another mask would differ: the first two, the three around the first that does not

@@ -41,8 +41,6 @@ from engine.models.weight_files import NamedTensor
 from engine.models.weights import Place, refuse_not_finite
 from engine.models.windowed import largest_window
 
-__all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "load_weights", "places"]
-
 PREFIX = ""  # the names of tensors are Hugging Face's, whole
 REDUNDANT = r"(?!)"  # matches nothing: transformers knows by itself which tensors it does not need
 MAX_LAYERS = 1000  # far above any model: the trial pass makes all layers
@@ -108,8 +106,8 @@ def _num_layers(hf_config: Any) -> int:
 def _translate(
     raw: dict, hf_config: Any, causal_lm: Any, calls: list[transformers_survey.AttentionCall]
 ) -> TransformersConfig:
-    """Our config for a config.json, which is `raw` and, as the library reads it, `hf_config`. `causal_lm` is
-    the library's model, and calls[L] what its layers hand to their attention.
+    """Our config. `raw` is the content of config.json, and `hf_config` the library's configuration, made from
+    it. `causal_lm` is the library's model, and calls[L] what its layers hand to their attention.
     """
     vocab_size, hidden_size = causal_lm.get_output_embeddings().weight.shape
     dtype = raw.get("dtype") or raw.get("torch_dtype")

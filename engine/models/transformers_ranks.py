@@ -29,23 +29,23 @@ class ShardTensor(Protocol):
 
 
 def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
-    """The entries of the plan that concern `body`: by the name of a module or a parameter. `hf_config` is the
-    library's configuration. Its class has the plan: config.json has no say in it.
+    """The plan's entry of each module and parameter of `body` that has one, by dotted name, in the plan's
+    order. The plan is that of the class of `hf_config`, the library's configuration: config.json has no say.
     """
     plan = type(hf_config).base_model_tp_plan or {}  # such as {"layers.*.mlp.up_proj": "colwise"}
-    # By name: the pattern that the name fits, such as layers.*.mlp.up_proj for layers.0.mlp.up_proj.
+    # Each name's pattern in the plan: for layers.0.mlp.up_proj it is layers.*.mlp.up_proj.
     pattern_of = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in _named(body)}
     entries: dict[str, str] = {}
     for pattern, entry in plan.items():
-        for name in pattern_of:
-            if pattern_of[name] == pattern:
+        for name, pattern_of_name in pattern_of.items():
+            if pattern_of_name == pattern:
                 entries[name] = entry
     return entries
 
 
 def _named(body: nn.Module) -> dict[str, Any]:
     """The modules and the parameters of `body`, by dotted name."""
-    return {**dict(body.named_modules()), **dict(body.named_parameters())}
+    return dict(body.named_modules()) | dict(body.named_parameters())
 
 
 def linear_name(entry: str | None) -> str:
@@ -108,8 +108,8 @@ def build_part(hf_config: Any, size: int, device: torch.device | str, dtype: tor
     """
     if size == 1:
         return build(hf_config, device, dtype)
-    # The whole model is built on the host, since the device need not have room for it. The host's memory is
-    # not taken, since nobody writes to it.
+    # The whole model is built on the host, since the device need not have room for it. On the host it takes
+    # little memory: the system allocates a page when it is written to, and nobody writes.
     host = "meta" if torch.device(device).type == "meta" else "cpu"
     causal_lm = build(hf_config, host, dtype)
     keep_part(causal_lm, size, _empty)
@@ -133,15 +133,19 @@ def keep_part(causal_lm: Any, size: int, shard: ShardTensor) -> None:
             continue
         linear = body.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # only these are cut
-        width = linear.out_features if entry == COLWISE else linear.in_features
-        if width % size:
-            raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")
         if entry == COLWISE:
-            linear.out_features //= size
+            linear.out_features = _divided(linear.out_features, size, name)
         else:
-            linear.in_features //= size
+            linear.in_features = _divided(linear.in_features, size, name)
         shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
         for parameter_name, tensor in list(linear.named_parameters()):
             place = Place(f"body.{name}.{linear_name(entry)}.{parameter_name}")
             tensor_part = shard(tensor.detach(), place, shapes[parameter_name])
             linear.register_parameter(parameter_name, nn.Parameter(tensor_part, requires_grad=False))
+
+
+def _divided(width: int, size: int, name: str) -> int:
+    """width / size. Raises CheckpointError, which names the layer, if this is no whole number."""
+    if width % size:
+        raise CheckpointError(f"{size} ranks cannot divide {width}, the width of {name}")
+    return width // size

@@ -122,9 +122,9 @@ def survey_attention(
     return query.new_empty(1, T, Hq, Dv), None
 
 
-def survey_mask(*, mask_function: MaskFunction, config: Any, device: Any = None, **options: Any) -> Tensor:
+def survey_mask(*, mask_function: MaskFunction, config: Any, **options: Any) -> Tensor:
     """The mask function of the first trial pass: a mask on the meta device, whose attribute `ruvon_window` is
-    the window of `mask_function` (`window_of`). A window as long as the longest sequence is none.
+    the window of `mask_function` (`window_of`), or None if the window is as long as the longest sequence.
 
     Raises CheckpointError as `window_of` does.
     """

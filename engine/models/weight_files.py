@@ -52,10 +52,10 @@ def read_tensors(folder: Path, file_format: str) -> Iterator[NamedTensor]:
 
 
 def _files_of(folder: Path, file_name: str) -> Mapping[Path, list[str] | None]:
-    """The files with weights, each with the tensors that it must hold; None as the tensors: no list is known.
+    """The files with weights, each with the names of the tensors that it must hold, or None without an index.
 
-    With an index the weights are sharded among several files, and otherwise they are in the file `file_name`.
-    Empty if the folder has neither.
+    The index lists the tensors of several files. Without it, the weights are in the file `file_name`. Empty
+    if the folder has neither.
     """
     index = folder / f"{file_name}.index.json"
     if index.exists():

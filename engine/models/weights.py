@@ -25,13 +25,14 @@ class Place:
 
 
 class Module(nn.Module):
-    """An nn.Module with faster calls and attributes.
+    """An nn.Module with faster calls and attributes. In a small model, nn.Module's overhead costs more than
+    the arithmetic of many layers.
 
-    In a small model, nn.Module's overhead costs more than the arithmetic of many layers. A call goes straight
-    to `forward` unless this module has a forward hook or an argument is given by name. Other hooks, those of
-    backward passes and those for all modules, are not called then. nn.Module keeps layers and weights in
-    dictionaries, where `__getattr__` finds them only after the plain look-up has failed. Such a look-up takes
-    much longer than a plain one, and a step has many. So layers and weights are kept in `__dict__`, too.
+    - A call goes straight to `forward` unless this module has a forward hook or an argument is given by name.
+      Other hooks, those of backward passes and those for all modules, are not called then.
+    - Layers and weights are in `__dict__`, too, where Python finds an attribute at once. nn.Module keeps them
+      in other dictionaries, which `__getattr__` searches only after `__dict__`.
+
     `__setattr__`, `__delattr__` and `_apply` keep `__dict__` up to date. `add_module` and
     `register_parameter` do not: to replace a layer or a weight, set the attribute.
     """
@@ -147,7 +148,8 @@ class Filler:
         Raises CheckpointError as `claim` does, and if a number is not finite in the model's dtype.
         """
         target = self.claim(file, name, tensor)
-        tensor = tensor.T if self.places[name].transpose else tensor
+        if self.places[name].transpose:
+            tensor = tensor.T
         target.copy_(tensor)  # also converts the dtype, and moves the numbers to the device
         refuse_not_finite(file, name, target)
 

@@ -44,33 +44,32 @@ def windows_of(layer_types: Sequence[str], window: int | None, num_layers: int) 
 
 
 def with_windows(config: LlamaConfig, windows: Sequence[int | None]) -> WindowedConfig:
-    """The config with these windows[L]. A window from the longest sequence on counts as None.
+    """The config with these windows[L]. A window of `max_positions` tokens or more hides nothing: it becomes
+    None.
 
     Raises CheckpointError for a window that is no whole number from 1 on.
     """
     needed_windows: list[int | None] = []
     for window in windows:
-        if window is None:
-            needed_windows.append(None)
-            continue
-        if type(window) is not int or window < 1:
+        if window is not None and (type(window) is not int or window < 1):
             raise CheckpointError(f"sliding_window={window!r}: a whole number from 1 on is accepted")
-        needed_windows.append(window if window < config.max_positions else None)
+        hides_nothing = window is None or window >= config.max_positions
+        needed_windows.append(None if hides_nothing else window)
     changes: dict[str, Any] = {
         "windows": tuple(needed_windows),
         "window": largest_window(needed_windows),
         "attention_extras": any(window is not None for window in needed_windows),
     }
-    return WindowedConfig(**vars(config) | changes)
+    return WindowedConfig(**vars(config) | changes)  # the fields of `config`, but for `changes`
 
 
 def largest_window(windows: Sequence[int | None]) -> int | None:
     """How many of the last tokens a cache must keep for layers with these windows[L]; None: all tokens, since
     some layer sees all.
     """
-    finite_windows = [window for window in windows if window is not None]
-    all_are_finite = bool(windows) and len(finite_windows) == len(windows)
-    return max(finite_windows) if all_are_finite else None
+    if not windows or None in windows:
+        return None
+    return max(window for window in windows if window is not None)
 
 
 class Model(llama.Model):

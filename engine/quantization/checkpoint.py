@@ -46,7 +46,7 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
     config = quantization_of(model)
     if config is None:
         raise ValueError("model is not quantized: `quantize` it first")
-    if any(isinstance(layer, QuantizedLinear) and layer.product for layer in model.modules()):
+    if any(isinstance(layer, QuantizedLinear) and layer.product is not None for layer in model.modules()):
         raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
     source, folder = resolve(source), Path(folder)
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
@@ -82,7 +82,8 @@ def restore(
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     if config.method == "int8_dynamic" and device.type != "cpu":
         raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
-    skeleton(model, config).to_empty(device=device)
+    skeleton(model, config)
+    model.to_empty(device=device)
     tie(model)
     targets = _tensors(model)
     missing = set(targets)

@@ -90,7 +90,8 @@ def _quantize_range(groups: Tensor, smallest: Tensor, largest: Tensor, share: fl
 def dequantize_groups(codes: Tensor, scale: Tensor, low: Tensor, group_size: int) -> Tensor:
     """codes[N, K], scale and low[N, groups] of `quantize_groups` -> weights[N, K] in fp32."""
     K = codes.shape[1]
-    scale, low = (x.float().repeat_interleave(group_size, 1)[:, :K] for x in (scale, low))
+    scale = scale.float().repeat_interleave(group_size, 1)[:, :K]  # [N, K]
+    low = low.float().repeat_interleave(group_size, 1)[:, :K]  # [N, K]
     return low + codes * scale
 
 

@@ -38,7 +38,8 @@ def max_activation_level() -> int:
         return 127
     _swallow_deprecation_warnings()
     product = _stable_api_product(torch.full((1, 64), 127, dtype=torch.int8), max_level=127)
-    return 127 if abs(float(product(torch.ones(1, 64), 1.0)) - 64 * 127) < 1 else 63
+    error = float(product(torch.ones(1, 64), 1.0)) - 64 * 127
+    return 127 if abs(error) < 1 else 63
 
 
 def scaled_product(codes: Tensor, max_level: int) -> ScaledProduct:
@@ -73,7 +74,8 @@ def _low_overhead_product(codes: Tensor, max_level: int) -> ScaledProduct:
     want. The weights of these columns are 0.
     """
     wide = F.pad(codes, (0, 2))  # [N, K + 2]
-    packed, offsets = torch.fbgemm_pack_quantized_matrix(wide), wide.sum(1, dtype=torch.int32)
+    packed = torch.fbgemm_pack_quantized_matrix(wide)
+    offsets = wide.sum(1, dtype=torch.int32)  # [N]
     shape = torch.zeros(1, 1, dtype=torch.int8).expand_as(wide)  # the call reads only its shape
     no_bias = torch.zeros(len(codes))
     padded_rows = _padded_rows(codes.shape[1], max_level)

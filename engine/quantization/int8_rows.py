@@ -46,14 +46,20 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
     library = load(SOURCE, *flags)
     assert library is not None, "pack is called only where supports() says so"
     multiply = library.int8_linear
-    multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
+    multiply.argtypes = [
+        POINTER, LONG, LONG, LONG,  # x, T, K, K'
+        POINTER, POINTER, POINTER, POINTER,  # weights, zero_point_sums, scale, bias
+        POINTER, LONG,  # out, N
+        INT, INT,  # the number of digits, the number of threads
+    ]  # fmt: skip
     N, K = codes.shape
     # 1. C computes a block of `columns` columns of x · Wᵀ, and reads four codes of each column at a time. So
     #    N is padded to whole blocks, and K to a multiple of 4, with codes of 0.
     columns = library.columns()
     missing_columns = -N % columns
     codes = F.pad(codes, (0, -K % 4, 0, missing_columns))  # [N', K']
-    scale, bias = F.pad(scale.float(), (0, missing_columns)), F.pad(bias.float(), (0, missing_columns))
+    scale = F.pad(scale.float(), (0, missing_columns))  # [N']
+    bias = F.pad(bias.float(), (0, missing_columns))  # [N']
     # 2. The codes in C's layout: weights[N' / columns, K' / 4, columns, 4].
     padded_K = codes.shape[1]
     weights = codes.view(-1, columns, padded_K // 4, 4).transpose(1, 2).contiguous()
@@ -67,10 +73,11 @@ def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: st
         _ = operands  # since this function names them, the tensors behind `pointers` stay in memory
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")
-        rows, T, threads = x.float().contiguous(), len(x), torch.get_num_threads()
+        T = len(x)
+        rows = x.float().contiguous()  # [T, K]
         out = rows.new_empty(T, N)
         has_no_memory = multiply(
-            rows.data_ptr(), T, K, padded_K, *pointers, out.data_ptr(), N, digits, threads
+            rows.data_ptr(), T, K, padded_K, *pointers, out.data_ptr(), N, digits, torch.get_num_threads()
         )
         if has_no_memory:
             raise MemoryError(f"no memory for the codes of {T} rows of {K} numbers")

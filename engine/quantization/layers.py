@@ -97,6 +97,7 @@ class Int8Linear(Module):
             del self.codes
 
     def _pack_on_cpu(self, may_repack: bool) -> Packed:
+        """What `pack` needs on a CPU: the product, and the bytes of its own copy of the codes."""
         return cpu.pack_int8(self.codes, self.scale, self.bias, may_repack)
 
 

@@ -52,8 +52,8 @@ class QuantizationConfig:
         """Read the value of `quantization_config` in config.json. Raises CheckpointError if `quant_method` is
         another program's, a field is unknown, or a value is not valid.
         """
-        if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
-            quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
+        quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
+        if not isinstance(raw, dict) or quant_method != QUANT_METHOD:
             raise CheckpointError(
                 f"quantization_config: quant_method={quant_method!r} is not supported, only "
                 f"{QUANT_METHOD!r}; take the model's checkpoint in full precision, and "
@@ -183,11 +183,13 @@ def _replace(
         layer = LINEARS[method](
             linear.in_features, linear.out_features, linear.weight.device, dtype, config.group_size
         )
-        if fill and name == "head" and is_tied(model):
+        if not fill:
+            return layer
+        if name == "head" and is_tied(model):
             layer.bias.zero_()  # `tie` gives the head the embedding's codes and scales
-        elif fill and row_max is not None and isinstance(layer, Int8Linear):
+        elif row_max is not None and isinstance(layer, Int8Linear):
             layer.set_weight(linear.weight, linear.bias, row_max(name, linear.weight))
-        elif fill:
+        else:
             layer.set_weight(linear.weight, linear.bias)
         return layer
 

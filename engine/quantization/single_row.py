@@ -51,7 +51,7 @@ class QuantizedSingleRow(SingleRow):
         return (
             isinstance(model, GPT2)
             and SingleRow.supports(model.config)
-            and len(linears) == 4 * model.config.num_layers + 1
+            and len(linears) == 4 * model.config.num_layers + 1  # as many as without wrappers
             and all(_is_readable(layer) for layer in linears)
             and all(isinstance(table, Int8Embedding) for table in (model.embed, model.embed_position))
         )

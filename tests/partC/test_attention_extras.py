@@ -151,7 +151,6 @@ def test_layers_of_a_step_may_want_different_things():
 
 def test_an_attention_that_has_no_extras_refuses_them_by_name():
     q, k, v = numbers(5)
-    torch.testing.assert_close(attend_with(plain_causal, 0, q, k, v, None), formula(q, k, v, PLAIN))
     torch.testing.assert_close(attend_with(plain_causal, 0, q, k, v, PLAIN), formula(q, k, v, PLAIN))
     wanted = AttentionExtras(window=3, softcap=1.0)
     with pytest.raises(ValueError, match="layer 1 wants window, softcap, and the attention that was handed"):
