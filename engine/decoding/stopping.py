@@ -97,8 +97,9 @@ class GrowingOutput:
         num_before = len(text)
         text += new_text
         self.text = text
-        may_stop = self._longest_stop > 0 and len(self.token_ids) >= self.params.min_tokens
-        stop = self._find_stop(num_before) if may_stop else None
+        stop = None
+        if self._longest_stop and len(self.token_ids) >= self.params.min_tokens:
+            stop = self._find_stop(num_before)
         if stop is not None:
             start, stop_string = stop
             end = start + len(stop_string) if self.params.include_stop_str_in_output else start

@@ -125,12 +125,12 @@ class LLM:
         conversations = read_conversations(messages)
         params_of_each = self._params_of_each(sampling_params, len(conversations))
         parsed = []
-        for conversation, params in zip(conversations, params_of_each, strict=True):
+        for i, conversation in enumerate(conversations):
+            params = params_of_each[i]
+            if continue_final_message:
+                params_of_each[i] = params_for_rest(params, conversation[-1]["content"])
             prompt = conversation_prompt(conversation, options, template, self.tokenizer, self.config, params)
             parsed.append(prompt)
-        if continue_final_message:
-            for i, conversation in enumerate(conversations):
-                params_of_each[i] = params_for_rest(params_of_each[i], conversation[-1]["content"])
         set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, params_of_each, use_tqdm)
