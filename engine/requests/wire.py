@@ -98,7 +98,7 @@ def _to_array(name: str, numbers: list[Any], dtype: type) -> np.ndarray:
         kind = "numbers" if float in expected else "whole numbers"
         raise ValueError(f"{name}: lists of {kind} are expected, each of one length")
     with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
-        array = np.array(numbers, dtype=dtype)
+        array: np.ndarray = np.array(numbers, dtype=dtype)
     return array.reshape(-1, 3) if name == "factors" else array  # factors[C, 3], also if C is 0
 
 
