@@ -8,7 +8,7 @@ the plan with `(q, keys, values)` in each layer. There are three plans:
 - `Gathered` copies the keys and values of each sequence into one piece first. It needs only PyTorch. The
   other plans must give its results.
 
-Part 13 adds a kernel that reads pages on a GPU. Part 12.
+This module is Part 12's. A kernel that reads pages on a GPU comes in Part 13.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,8 @@ MakePrefillPlan = Callable[[Pages, tuple[int, ...], Tensor], AttentionPlan]
 def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> AttentionPlan:
     """The fastest plan of this module for one new token of each sequence of `pages`.
 
-    `num_heads` is Hq. `keys` are the keys of any layer, [B, P, Hkv, Dh]: their device and dtype decide.
+    `num_heads` is Hq. `keys` are the keys of any layer, [B, P, Hkv, Dh]. Their device and dtype decide, and
+    whether there is a compiler for `PageReader`.
     """
     if not supports_ragged(keys):
         return Gathered(pages, num_heads, keys)
@@ -141,6 +142,7 @@ class Gathered:
         places = pages.places(sequence, position)  # [S, longest]
         self.places, hidden = on_device(keys.device, places.ravel(), is_padding.ravel())  # [S · longest] each
         mask = torch.zeros(S, longest, dtype=torch.float32, device=keys.device)
+        # `on_device` has made integers of the bools.
         mask = mask.masked_fill_(hidden.view(S, longest).bool(), -torch.inf)
         self.mask = mask[:, None, None]  # [S, 1, 1, longest]
 

@@ -41,8 +41,8 @@ class BlockManager:
         # Not `contents or NoContents()`: a prefix cache that is still empty is falsy, too.
         self.contents = NoContents() if contents is None else contents
         self.references = [0] * num_blocks
-        # The free blocks, in the order in which they will be allocated. A dict, since `fork` takes blocks
-        # from the middle.
+        # The free blocks, in the order in which they will be allocated. An OrderedDict, since `allocate` and
+        # `fork` take blocks from the middle, and `free` puts some at the front (`move_to_end`).
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property

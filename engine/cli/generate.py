@@ -35,7 +35,7 @@ def generate(
     from engine.lora.request import LoRARequest
     from engine.models.config import OURS
     from engine.wiring.llm import LLM
-    from engine.wiring.loading import implementation, loading, one_thread_if_small
+    from engine.wiring.loading import describe_implementation, loading, one_thread_if_small
 
     with refusals("generate"):
         params = SamplingParams(
@@ -55,4 +55,4 @@ def generate(
     print(flush=True)
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
     if llm.config.model_impl != OURS:
-        print(f"model: {implementation(llm.config)}", file=sys.stderr)
+        print(f"model: {describe_implementation(llm.config)}", file=sys.stderr)

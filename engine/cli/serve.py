@@ -33,7 +33,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
     from engine.wiring.generation_config import defaults_line
-    from engine.wiring.loading import implementation, loading, one_thread_if_small
+    from engine.wiring.loading import describe_implementation, loading, one_thread_if_small
 
     with ExitStack() as resources:
         with refusals("serve"):
@@ -53,7 +53,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
                 hosts, key, allow_priority=flags.allow_priority, costs=costs, root_path=flags.root_path
             )
             print(defaults, file=sys.stderr)
-            print(f"model: {implementation(service.engine.config)}", file=sys.stderr)
+            print(f"model: {describe_implementation(service.engine.config)}", file=sys.stderr)
             print("pages: / to chat, /dashboard for numbers, /engine to see it at work", file=sys.stderr)
 
         if costs:

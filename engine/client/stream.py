@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -95,8 +96,8 @@ class ChatClient:
 
     @property
     def model(self) -> str:
-        """The model's name; the server is asked at the first use if no model was given. Raises ChatFailed if
-        the server does not answer, or has no model.
+        """The model's name. If no model was given, the first use sends a request to the server and waits.
+        Raises ChatFailed if the server does not answer, or has no model.
         """
         if self._model is None:
             with self._as_chat_failed(), self._http.stream("GET", "models") as response:
@@ -154,7 +155,7 @@ class ChatClient:
             raise ChatFailed(f"{self._http.base_url} does not speak OpenAI's chat API: {error}") from None
 
 
-def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
+def _chunks(pieces: Iterator[bytes]) -> Iterator[Any]:
     """The JSON of each event, up to the event [DONE], with which OpenAI's API ends a stream."""
     for data in sse.events(sse.lines(pieces)):
         if data == "[DONE]":
@@ -162,7 +163,7 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
         yield parse_json(data)
 
 
-def _read_chunk(chunk: dict, answer: ChatAnswer) -> Iterator[str]:
+def _read_chunk(chunk: Any, answer: ChatAnswer) -> Iterator[str]:
     """Yield the pieces of text in an event, none of them empty. The event's token counts and finish reason go
     to `answer`. Raises ChatFailed for an error event.
     """
@@ -181,8 +182,8 @@ def _read_chunk(chunk: dict, answer: ChatAnswer) -> Iterator[str]:
             yield text
 
 
-def _body(response: httpx.Response) -> dict:
-    """The whole body as JSON. Raises ValueError if the body is too long, or not JSON."""
+def _body(response: httpx.Response) -> Any:
+    """The value of the whole body as JSON. Raises ValueError if the body is too long, or not JSON."""
     return parse_json(b"".join(_pieces(response)))
 
 
@@ -204,9 +205,8 @@ def _raise_for_error(response: httpx.Response) -> None:
     raise ChatFailed(message)
 
 
-def _message(body: dict) -> str:
-    """The message in an error's body, or the whole body if it lacks the fields of OpenAI's errors."""
+def _message(body: Any) -> str:
+    """The message in an error's JSON, or the whole JSON if it lacks the fields of OpenAI's errors."""
     error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict):
-        return str(error.get("message"))
-    return str(error or body)
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else str(body)

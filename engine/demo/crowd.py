@@ -4,7 +4,6 @@ The server may run anywhere: only its address is needed. Drawing is left to engi
 """
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from engine.client.top import sparkline
-from engine.client.untrusted import printable
+from engine.client.untrusted import parse_json, printable
 from engine.load.client import event_data, piece_of
 from engine.telemetry.history import DATA_PATH
 
@@ -22,6 +21,7 @@ METRICS_SECONDS = 0.5  # between two readings of the server's metrics
 FRAME_SECONDS = 0.1  # between two calls of `draw`
 PAUSE_SECONDS = 0.4  # between the first questions of two people, and between two questions of one person
 MAX_TOKENS = 160  # of an answer
+GARBLED = (ValueError, LookupError, TypeError, AttributeError)  # what an answer of another form raises
 QUESTIONS = {
     "Ann": "Tell me a story about a dog and a red ball",
     "Ben": "Tell me a story about a cat and a tree",
@@ -49,7 +49,7 @@ class Person:
     async def ask(self, http: httpx.AsyncClient, url: str, body: dict) -> None:
         """Send one request, and read its answer to the end. `url` is the API's address, and `body` is the
         JSON of a streaming request. An error that the server reports is kept in `error`. Raises
-        httpx.HTTPError if the connection fails.
+        httpx.HTTPError if the connection fails, and one of GARBLED if the answer has another form.
         """
         self.text, self.is_waiting = "", True
         start = time.perf_counter()
@@ -61,7 +61,7 @@ class Person:
             async for data in event_data(response.aiter_bytes()):
                 if data == b"[DONE]":
                     break
-                chunk = json.loads(data)
+                chunk = parse_json(data)
                 if "error" in chunk:  # the server failed after it had sent its status
                     self.error = str(chunk["error"].get("message"))
                     return
@@ -99,9 +99,12 @@ class ServerMetrics:
         self._last_update: float | None = None
 
     async def update(self, http: httpx.AsyncClient) -> None:
-        """Read the metrics from the server. Raises httpx.HTTPError if the server does not answer."""
-        answer = (await http.get(self.url + DATA_PATH)).json()
-        metrics = (await http.get(self.url + "/metrics")).text
+        """Read the metrics from the server. Raises httpx.HTTPError, and changes nothing, if the server does
+        not answer with them.
+        """
+        response = (await http.get(self.url + DATA_PATH)).raise_for_status()
+        metrics = (await http.get(self.url + "/metrics")).raise_for_status().text
+        answer = response.json()
         self.gauges, totals = answer["now"], answer["totals"]
         now = time.perf_counter()
         if self._last_update is not None:  # before, the server may have served others for hours
@@ -112,6 +115,7 @@ class ServerMetrics:
         self.output_tokens = totals["vllm:generation_tokens"]
         self.prompt_tokens = totals["vllm:prefix_cache_queries"]  # the cache is asked for all of a prompt
         self.cached_tokens = totals["vllm:prefix_cache_hits"]
+        # Both grow from the server's start on; the last entry is the newest.
         steps, sequences = answer["seconds"]["steps"], answer["seconds"]["step_sequences"]
         if steps and steps[-1]:
             self.requests_per_step = sequences[-1] / steps[-1]
@@ -169,16 +173,18 @@ class Crowd:
         model = models["data"][0]["id"]
         deadline = time.perf_counter() + seconds
         background = [asyncio.create_task(self._update(http)), asyncio.create_task(_draw(draw))]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max_seconds), asyncio.TaskGroup() as group:
-                for i, person in enumerate(self.people):
-                    group.create_task(self._visit(person, i, http, model, deadline))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max_seconds), asyncio.TaskGroup() as group:
+                    for i, person in enumerate(self.people):
+                        group.create_task(self._visit(person, i, http, model, deadline))
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
         for person in self.people:
             if not (person.num_answers or person.first_text_seconds or person.error):
                 person.error = f"no word in {max_seconds:g} s"
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
         await self.metrics.update(http)
         draw()
 
@@ -200,15 +206,18 @@ class Crowd:
             seed = 100 * i + person.num_answers  # differs for each answer, and is the same in each run
             try:
                 await person.ask(http, url, body | {"seed": seed})
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, *GARBLED) as error:
                 person.error = f"{type(error).__name__}: {error}"
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _update(self, http: httpx.AsyncClient) -> None:
-        """Read the metrics every METRICS_SECONDS, until the task is cancelled."""
+        """Read the metrics every METRICS_SECONDS, until the task is cancelled. A reading that fails is
+        skipped.
+        """
         while True:
             await asyncio.sleep(METRICS_SECONDS)
-            await self.metrics.update(http)
+            with suppress(httpx.HTTPError):
+                await self.metrics.update(http)
 
 
 async def _draw(draw: Callable[[], None]) -> None:

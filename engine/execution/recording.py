@@ -1,23 +1,21 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
 Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, a line
-with its record and its runner's name is written; as soon as its tokens or its error are known, another line
-with them. A line for an adapter says which folder was written into which slot. `run_again` runs the same
-steps in the same order. This module knows no request. The file contains the prompts, as token ids, so it is
-as confidential as they are.
+with its record and its runner's name is written; when the engine reads its result, another line with its
+tokens or its error. A line for an adapter says which folder was written into which slot. `run_again` runs
+the same steps in the same order. This module knows no request. The file contains the prompts, as token ids,
+so it is as confidential as they are.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import numpy as np
-
-from engine.decoding.sampling_state import Draw
+from engine.execution.bounds import Bounds
 from engine.execution.runner import Executor
-from engine.requests.batch import NO_ADAPTER, PLACEHOLDER, UNSCORED, Batch
+from engine.requests.batch import Batch
 from engine.requests.request import error_text
 from engine.requests.step import Pending, StepResult
 from engine.requests.wire import from_json, to_bytes
@@ -34,11 +32,11 @@ class Recording:
         self._num_steps = 0  # written so far
 
     def write_about(self, values: Mapping[str, Any]) -> None:
-        """Write the first line: how the engine was made. A value that JSON cannot hold is written as text."""
+        """Write the first line: how the engine was made."""
         self.write({"about": dict(values)})
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write a line."""
+        """Write a line. A value that JSON cannot hold is written as text: an option may be a path."""
         self._file.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
     def write_adapter(self, slot: int, folder: str) -> None:
@@ -100,77 +98,6 @@ class RecordedExecutor:
     def shutdown(self) -> None:
         """Shut down the executor inside."""
         self.executor.shutdown()
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The sizes of a device's memory and tables. A record beyond these bounds would read other memory."""
-
-    vocab_size: int
-    max_positions: int  # tokens of the longest sequence
-    num_blocks: int  # or slots
-    block_size: int  # tokens
-    num_swap_blocks: int
-    num_adapters: int
-    num_seqs: int  # sequences in a step
-    num_tokens: int | None  # tokens in a step; None for no other limit than that of the sequences
-    has_last_tokens: bool  # whether records may have placeholders for tokens of the step before
-
-    def check(self, batch: Batch) -> None:
-        """Raise ValueError if a number of the record is out of bounds. The message names the field, or
-        what is counted.
-        """
-        rows, V = batch.rows, self.vocab_size
-        _within("sequences", [len(batch.ids)], self.num_seqs + 1)
-        if self.num_tokens is not None:
-            _within("tokens", [batch.num_tokens], self.num_tokens + 1)
-        _within("context_lens", batch.context_lens, self.max_positions + 1)
-        _within("token_ids", batch.token_ids, V, start=PLACEHOLDER if self.has_last_tokens else 0)
-        _within("rows.prompt_ids", rows.prompt_ids, V)
-        _within("rows.logprobs", rows.logprobs + rows.prompt_logprobs, V, start=UNSCORED)
-        for row in batch.draws.rows:
-            self._check_draw(row)
-        _within("adapters", batch.adapters, self.num_adapters, start=NO_ADAPTER)
-        _within("tables", batch.tables, self.num_blocks)
-        for copy in batch.copies:
-            num_sources = self.num_swap_blocks if copy.kind == "in" else self.num_blocks
-            num_targets = self.num_swap_blocks if copy.kind == "out" else self.num_blocks
-            _within("copies", copy.source, num_sources)
-            _within("copies", copy.target, num_targets)
-        self._check_places(batch)
-
-    def _check_draw(self, row: Draw) -> None:
-        """Raise ValueError if a token, or the length of the mask, is out of bounds."""
-        V = self.vocab_size
-        _within("draws.stop_ids", row.stop_ids, V)
-        _within("draws.bad_ids", row.bad_ids, V)
-        if row.mask is not None:
-            num_words = -(-V // 32)  # of 32 bits, rounded up: the mask has a bit for each token
-            _within("draws.mask", [len(row.mask)], num_words + 1)
-        if row.tokens is not None:
-            _within("draws.tokens", row.tokens, V)
-
-    def _check_places(self, batch: Batch) -> None:
-        """Raise ValueError if the tables have more or fewer blocks than the tokens need, or if the slot of a
-        new token is not in its block.
-        """
-        tables, P = batch.tables, self.block_size
-        longest, S = max(batch.context_lens), len(batch.ids)
-        width = -(-longest // P)  # blocks, rounded up
-        if tables.shape[1] != width:
-            raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
-        sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]: the sequence of each token
-        block, offset = np.divmod(batch.positions, P)  # [T] each
-        if (batch.slots != tables[sequence, block] * P + offset).any():
-            raise ValueError("slots: the slots of the new tokens in their blocks are expected")
-
-
-def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int = 0) -> None:
-    """Raise ValueError if a value is not in range(start, end)."""
-    numbers = np.asarray(values, dtype=np.int64)
-    outside = numbers[(numbers < start) | (numbers >= end)]
-    if outside.size:
-        raise ValueError(f"{name}: {outside[0]}, where {start} to {end - 1} are expected")
 
 
 @dataclass(frozen=True, slots=True)

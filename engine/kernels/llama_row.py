@@ -194,7 +194,7 @@ def _rms_norm_linear(
     wait(PDL)
     residual = tl.load(x + column, mask=column < K, other=0.0)
     rstd = tl.rsqrt(tl.sum(residual * residual, 0) / K + eps)
-    residual = residual * gains.to(tl.float32)
+    scaled = residual * gains.to(tl.float32)  # [PADDED]
     # 3. ROWS rows at a time. The weights of the next rows, if there are any, are loaded while these are
     #    computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
@@ -205,9 +205,9 @@ def _rms_norm_linear(
             next_up_tile = next_tile
             if GATED:
                 next_up_tile = load_rows(weight + N * K, next_row, column, N, K)
-        product = tl.sum(tile.to(tl.float32) * residual[None, :], 1) * rstd
+        product = tl.sum(tile.to(tl.float32) * scaled[None, :], 1) * rstd
         if GATED:
-            up_sum = tl.sum(up_tile.to(tl.float32) * residual[None, :], 1) * rstd
+            up_sum = tl.sum(up_tile.to(tl.float32) * scaled[None, :], 1) * rstd
             product = product * tl.sigmoid(product) * up_sum
         if BIAS:
             product += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)

@@ -4,7 +4,8 @@ sequence.
 With one row a step reads every weight once and computes little. So the chain saves the time between two
 kernels. Beside attention a block has two kinds of kernels: a norm with the linear layer that follows, and a
 linear layer with the residual sum. On Hopper each kernel from the third on is launched while the previous
-kernel still runs (`pdl.py`), and loads its first weights or old keys meanwhile.
+kernel still runs (`pdl.py`), and loads its first weights or old keys meanwhile. (The first kernel,
+`_embed`, does not call `release`, so the second starts when it has ended.)
 
 Promises GPT-2's numbers up to rounding. Residuals and sums are in fp32.
 """
@@ -24,6 +25,7 @@ from engine.kernels.tiles import Tile, num_multiprocessors
 from engine.models.config import ModelConfig
 from engine.models.gpt2 import Model as GPT2
 
+# Chosen on an H200; on another GPU, others may be faster.
 TILES = {
     "qkv": Tile(rows=4, warps=4, resident=4),
     "proj": Tile(rows=4, warps=2, resident=None),
@@ -94,7 +96,7 @@ def _norm_linear(
     residual = tl.load(x + column, mask=column < K, other=0.0)  # [PADDED]
     mean = tl.sum(residual, 0) / K
     rstd = tl.rsqrt(tl.sum(residual * residual, 0) / K - mean * mean + eps)
-    residual = residual * gains.to(tl.float32)
+    scaled = residual * gains.to(tl.float32)  # [PADDED]: g·x
     # 3. ROWS rows at a time. The weights of the next rows, if there are any, are loaded while these are
     #    computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
@@ -104,7 +106,7 @@ def _norm_linear(
             next_tile = load_rows(weight, next_row, column, N, K)
             next_weight_gains = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
             next_weight_biases = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
-        product = tl.sum(tile.to(tl.float32) * residual[None, :], 1)
+        product = tl.sum(tile.to(tl.float32) * scaled[None, :], 1)
         product = (product - mean * weight_gains) * rstd + weight_biases
         if GELU:
             product = gelu(product)
@@ -196,11 +198,11 @@ class SingleRow:
         self.multiprocessors = num_multiprocessors(device)
         self.operands = _operands_of(model) if operands is None else operands
         self.attend = AppendAttend(config.num_heads, config.head_dim, device)
-        self.x = torch.empty(D, device=device)
+        self.x = torch.empty(D, device=device, dtype=torch.float32)
         self.qkv = torch.empty(1, 3 * D, device=device, dtype=dtype)
         self.attended = torch.empty(D, device=device, dtype=dtype)
         self.inner = torch.empty(config.intermediate_size, device=device, dtype=dtype)
-        self.logits = torch.empty(1, config.vocab_size, device=device)
+        self.logits = torch.empty(1, config.vocab_size, device=device, dtype=torch.float32)
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:

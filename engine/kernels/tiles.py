@@ -1,5 +1,7 @@
-"""How work is divided among the programs of a kernel: the rows of a weight matrix (`Tile`, for the chains of
-single_row.py, llama_row.py and quantized_row.py), and the tokens of a sequence. Part 13.
+"""How work is divided among the programs of a kernel. Part 13.
+
+A `Tile` divides the rows of a weight matrix, for the chains of single_row.py, llama_row.py and
+quantized_row.py. Kernels that split a sequence's tokens take a number of splits from `power_of_2_up_to`.
 """
 
 from typing import Any, NamedTuple

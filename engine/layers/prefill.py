@@ -31,7 +31,7 @@ class PackedPrompts:
 
 
 def pack(prompts: Sequence[Sequence[int]]) -> PackedPrompts:
-    """Lay prompts, each a sequence of token ids, end to end.
+    """Lay prompts, each a sequence of token ids, end to end. There is at least one.
 
     Raises ValueError, which names the prompt's index, if a prompt is empty.
     """

@@ -18,28 +18,30 @@ from engine.attention.extras import PLAIN, AttentionExtras, attend_with
 from engine.attention.interface import Attend
 
 NAME = "ruvon"  # of our attention function in transformers
-# Arguments that change nothing here, each with the values for which this is so. None: any value.
-NEUTRAL: dict[str, tuple[Any, ...] | None] = {
-    "position_ids": None,  # `attend` knows the positions
-    "cache_position": None,
-    "use_cache": None,  # the library's cache is not used
+ANY = object()  # stands in NEUTRAL for any value
+# Arguments that change nothing here, each with the values for which this is so.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "position_ids": (ANY,),  # `attend` knows the positions
+    "cache_position": (ANY,),
+    "use_cache": (ANY,),  # the library's cache is not used
     "past_key_values": (None,),
     "past_key_value": (None,),
     "dropout": (0.0,),
     "is_causal": (True, None),
-    "sliding_window": None,  # the survey has read the window from the mask
+    "sliding_window": (ANY,),  # the survey has read the window from the mask
     "output_attentions": (False, None),
     "output_hidden_states": (False, None),
     "output_router_logits": (False, None),
     "head_mask": (None,),
-    "return_dict": None,
+    "return_dict": (ANY,),
 }
 
 
 class StepContext:
     """What `attention` needs beside its arguments: the `attend` of the current step, and the layers' windows.
 
-    All layers of one model share one object, since the library calls `attention` without such arguments.
+    The library calls `attention` without such arguments, so each layer has this object as an attribute
+    (`attach`). All layers of a model share one, so that a step sets its `attend` once.
     """
 
     def __init__(self, windows: tuple[int | None, ...] = ()) -> None:
@@ -114,5 +116,5 @@ def _refuse_unless_neutral(name: str, value: Any) -> None:
             raise ValueError(f"the attention's argument {name!r} is not supported")
         return
     neutral_values = NEUTRAL[name]
-    if neutral_values is not None and not any(value == neutral for neutral in neutral_values):
+    if ANY not in neutral_values and not any(value == neutral for neutral in neutral_values):
         raise ValueError(f"the attention's argument {name}={value!r} is not supported")

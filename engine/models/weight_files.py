@@ -32,7 +32,8 @@ def read_tensors(folder: Path, file_format: str) -> Iterator[NamedTensor]:
 
     The files are mapped into memory, so the numbers of a tensor are read only when they are copied. A
     pytorch_model.bin from before torch 1.6 cannot be mapped, and is read at once. Raises CheckpointError if
-    there are no weights in this format, or if a file is missing or damaged.
+    there are no weights in this format, or if a file is missing or damaged, and KeyError for another
+    `file_format`.
     """
     formats = {
         "safetensors": ("model.safetensors", _read_safetensors),

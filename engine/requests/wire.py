@@ -22,8 +22,10 @@ from engine.requests.batch import (
     Rows,
 )
 
-# The fields of all records that are arrays. The last three are fields of `Draw`.
-DTYPES = {"tables": np.int64, "slots": np.int64, "tokens": np.int64, "factors": np.float32, "mask": np.int32}
+DTYPES: dict[type, dict[str, type]] = {  # the fields that are arrays
+    Batch: {"tables": np.int64, "slots": np.int64},
+    Draw: {"tokens": np.int64, "factors": np.float32, "mask": np.int32},
+}
 FIELDS = {kind: [spec.name for spec in fields(kind)] for kind in (Batch, Rows, Draws, Copy, Draw)}
 MAX_INT = 2**40  # larger than any token id, position or block number
 
@@ -76,26 +78,33 @@ def _from_fields(kind: type, data: dict[str, Any]) -> Any:
     a tuple for any other field.
     """
     values: dict[str, Any] = {}
+    dtypes = DTYPES.get(kind, {})
     for name, value in data.items():
         if not isinstance(value, list):
             values[name] = value
-        elif name in DTYPES:
-            values[name] = _to_array(name, value)
+        elif name in dtypes:
+            values[name] = _to_array(name, value, dtypes[name])
         else:
             values[name] = tuple(value)
     return kind(**values)
 
 
-def _to_array(name: str, numbers: list[Any]) -> np.ndarray:
-    """A field in DTYPES, from lists."""
+def _to_array(name: str, numbers: list[Any], dtype: type) -> np.ndarray:
+    """A field in DTYPES, from lists. Raises ValueError for a value that NumPy would round or convert, such as
+    1.7 or true for an integer.
+    """
+    expected = {int, float} if dtype is np.float32 else {int}
+    if not {type(number) for number in np.array(numbers, dtype=object).flat} <= expected:
+        kind = "numbers" if float in expected else "whole numbers"
+        raise ValueError(f"{name}: lists of {kind} are expected, each of one length")
     with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
-        array = np.array(numbers, dtype=DTYPES[name])
+        array: np.ndarray = np.array(numbers, dtype=dtype)
     return array.reshape(-1, 3) if name == "factors" else array  # factors[C, 3], also if C is 0
 
 
 # The checks below raise ValueError if a number is out of range, or if two fields contradict each other. This
 # module does not know how many token ids, blocks and adapters there are. Before a recorded step is computed
-# again, `Bounds` checks these limits (engine/execution/recording.py).
+# again, `Bounds` checks these limits (engine/execution/bounds.py).
 
 
 def _check_sequences(batch: Batch) -> None:

@@ -38,15 +38,14 @@ def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
     """
 
     def check(value: Any) -> Any:
-        too_long = PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
         try:
-            num_characters = len(json.dumps(value))
-        except RecursionError:  # nested so deep that json gives up
-            raise too_long from None
-        if num_characters > limit:
-            raise too_long
+            text = json.dumps(value, ensure_ascii=False)
+        except RecursionError:
+            raise PydanticCustomError("too_deep", "JSON is nested too deeply") from None
+        if len(text) > limit:
+            raise PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
         try:
-            json.dumps(value, ensure_ascii=False).encode()
+            text.encode()
         except UnicodeEncodeError:
             message = "a text has a lone surrogate, which is not a character"
             raise PydanticCustomError("surrogate", message) from None
@@ -203,10 +202,10 @@ def refuse_tools(body: "ChatRequest") -> None:
     if body.include_reasoning is False:
         message = f"include_reasoning=false {EXTENSION_B}: null or true is accepted"
         raise RequestError(400, message, param="include_reasoning")
-    refuse_turns_of_tools(body.messages)
+    refuse_extension_turns(body.messages)
 
 
-def refuse_turns_of_tools(messages: Sequence["Message"]) -> None:
+def refuse_extension_turns(messages: Sequence["Message"]) -> None:
     """Raise RequestError for a message that has a place in a prompt only with a ChatExtension."""
     for i, message in enumerate(messages):
         for name in ("tool_calls", "tool_call_id", "reasoning", "reasoning_content"):

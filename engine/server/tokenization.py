@@ -20,7 +20,7 @@ from engine.models.config import ModelConfig
 from engine.server.app import AppExtension
 from engine.server.backend import Backend
 from engine.server.chat_request import Message
-from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
+from engine.server.chat_tools import ChatExtension, refuse_extension_turns
 from engine.server.complete import refuse_if_down, refuse_unknown_model
 from engine.server.errors import RequestError
 from engine.server.field_types import Name, TokenId
@@ -180,7 +180,7 @@ def _conversation_ids(
     if template is None:
         raise RequestError(400, "this model has no chat template: use prompt", param="messages")
     if chat_extension is None:
-        refuse_turns_of_tools(messages)
+        refuse_extension_turns(messages)
         template_messages: Sequence[Mapping[str, Any]] = [message.plain() for message in messages]
     else:
         template_messages = chat_extension.messages(messages, template)

@@ -22,7 +22,7 @@ class RequestProgress:
     """What the metrics have counted of a request that has not ended."""
 
     request: Request
-    scheduled: float | None = None  # when it was first scheduled; None before
+    scheduled: float | None = None  # when it was first scheduled, by the monotonic clock; None before
     num_counted: int = 0  # output tokens counted so far
     group: SampleGroup = field(default_factory=SampleGroup)
 

@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping
 
 ENGINE, REQUESTS = 1, 2  # process ids
-SCHEDULE, DEVICE, LAND = 1, 2, 3  # thread ids of the process ENGINE
+# Thread ids of the process ENGINE: the host schedules a step, the device computes it, and the host makes
+# outputs of what has landed.
+SCHEDULE, DEVICE, LAND = 1, 2, 3
 
 
 def metadata(pid: int, tid: int, name: str, values: Mapping[str, object]) -> str:
@@ -24,7 +26,7 @@ def instant(name: str, ts: int, values: Mapping[str, object]) -> str:
 
 
 def begin_slice(pid: int, tid: int, ts: int, name: str, values: Mapping[str, object]) -> str:
-    """The beginning of an outer slice, which `end_slice` ends."""
+    """The beginning of an outer slice, which `end_slice` ends. Others may lie within it on the same track."""
     place = f'"pid":{pid},"tid":{tid},"ts":{ts}'
     return f'{{"ph":"B",{place},"name":{json.dumps(name)},"args":{json.dumps(values)}}}'
 
@@ -34,13 +36,17 @@ def end_slice(pid: int, tid: int, ts: int, values: Mapping[str, object]) -> str:
     return f'{{"ph":"E","pid":{pid},"tid":{tid},"ts":{ts},"args":{json.dumps(values)}}}'
 
 
-def slice_event(pid: int, tid: int, start: int, end: int, name: str, values: str = "") -> str:
-    """A slice with its duration. `values` are its arguments as JSON, without the braces."""
+def slice_event(pid: int, tid: int, start: int, end: int, name: str, values_json: str = "") -> str:
+    """A slice with its duration. `name` is written as it is, so it must need no escapes in JSON.
+    `values_json` are its arguments as JSON, without the braces.
+    """
     place = f'"pid":{pid},"tid":{tid},"ts":{start},"dur":{end - start}'
-    arguments = f',"args":{{{values}}}' if values else ""
+    arguments = f',"args":{{{values_json}}}' if values_json else ""
     return f'{{"ph":"X",{place},"name":"{name}"{arguments}}}'
 
 
-def counter(name: str, ts: int, values: str) -> str:
-    """The values of one of the engine's counters from `ts` on, as JSON without the braces."""
-    return f'{{"ph":"C","pid":{ENGINE},"ts":{ts},"name":"{name}","args":{{{values}}}}}'
+def counter(name: str, ts: int, values_json: str) -> str:
+    """The values of one of the engine's counters from `ts` on. `name` is written as it is, so it must need no
+    escapes in JSON. `values_json` are the values as JSON, without the braces.
+    """
+    return f'{{"ph":"C","pid":{ENGINE},"ts":{ts},"name":"{name}","args":{{{values_json}}}}}'

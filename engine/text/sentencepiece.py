@@ -28,7 +28,7 @@ from engine.text.tokenizer_files import (
 )
 from engine.text.vocabulary import byte_token_ids
 
-SPACE = "▁"
+SPACE_MARK = "▁"
 BYTE_TOKEN = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Where a "▁" is added. A stretch is the text between two added tokens (such as "</s>").
 # - "every": before each stretch.
@@ -63,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
             vocab,
             merges,
             added_tokens,
-            pattern=rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+",
+            pattern=rf"{SPACE_MARK}[^{SPACE_MARK}]*|[^{SPACE_MARK}]+" if split else r"(?s).+",
             ignore_merges=ignore_merges,
             affixes=affixes,
             eos_token=eos_token,
@@ -71,7 +71,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._prepend, self._strip = prepend, strip
 
     def _index_vocab(self, vocab: dict[str, int], ignore_merges: bool) -> None:
-        """As in `Tokenizer`, for SentencePiece's spellings. Also sets `_vocab`.
+        """As in `Tokenizer`, for SentencePiece's spellings. Also sets `_vocab` and `_spellings`.
 
         The words that are encoded have "▁" for a space, so the keys of `_whole_word_ids` have "▁", too.
         `id_to_bytes` has spaces, since it is for decoding.
@@ -82,7 +82,8 @@ class SentencePieceTokenizer(Tokenizer):
         if ignore_merges:
             self._whole_word_ids = {token.encode(): id for token, id in vocab.items()}
         spellings = vocab | {token.content: token.id for token in self.added.values()}
-        self.id_to_bytes = {id: _bytes_of(token) for token, id in spellings.items()}
+        self._spellings = {id: token for token, id in spellings.items()}
+        self.id_to_bytes = {id: _bytes_of(token) for id, token in self._spellings.items()}
         # Of the spelling, since a text may contain "▁" itself.
         self._max_token_bytes = max(len(token.encode()) for token in spellings)
 
@@ -97,26 +98,25 @@ class SentencePieceTokenizer(Tokenizer):
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary's file writes it, such as "▁a". Raises ValueError as `Tokenizer`'s."""
-        spellings = {id: token for token, id in self._vocab.items()}
-        spellings |= {token.id: token.content for token in self.added.values()}
-        for id in ids:
-            self.token_bytes(id)  # raises ValueError
-        return [spellings[id] for id in ids]
+        try:
+            return [self._spellings[id] for id in ids]
+        except KeyError as error:
+            raise ValueError(f"token id {error} is not in the vocabulary") from None
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
-        """Yield the added tokens in `text`, and the stretches between them, each with its "▁"."""
+        """Yield the added tokens in `text`, and the stretches between them, marked as `_marked` says."""
         for i, piece in enumerate(super()._split_specials(text)):
             yield piece if isinstance(piece, AddedToken) else self._marked(piece, is_first=(i == 0))
 
     def _marked(self, text: str, is_first: bool) -> str:
         """A stretch of text with "▁" for each space, and with a "▁" before it if `_prepend` says so."""
-        text = text.replace(" ", SPACE)
+        text = text.replace(" ", SPACE_MARK)
         if self._prepend == "every":
-            return SPACE + text
-        if text.startswith(SPACE):
+            return SPACE_MARK + text
+        if text.startswith(SPACE_MARK):
             return text
         if self._prepend == "always" or (self._prepend == "first" and is_first):
-            return SPACE + text
+            return SPACE_MARK + text
         return text
 
     def _encode_word(self, word: str) -> list[int]:
@@ -136,7 +136,7 @@ class SentencePieceTokenizer(Tokenizer):
 def _bytes_of(token: str) -> bytes:
     """The bytes that a token stands for: one byte for "<0xE2>", else its characters with spaces for "▁"."""
     byte = BYTE_TOKEN.fullmatch(token)
-    return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+    return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_MARK, " ").encode()
 
 
 def from_tokenizer_json(raw: dict) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
     normal_steps = steps_of(normalizer, "normalizers")
     split_steps = steps_of(pre_tokenizer, "pretokenizers")
     # 1. An older file.
-    prepend = {"type": "Prepend", "prepend": SPACE}
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepend = {"type": "Prepend", "prepend": SPACE_MARK}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     if not split_steps and normal_steps == [prepend, replace]:
         return "every", False
     if not split_steps and normal_steps == [replace]:
@@ -183,18 +183,18 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
         metaspace = split_steps[0]
         default = "always" if metaspace.get("add_prefix_space", True) else "never"
         scheme = metaspace.get("prepend_scheme", default)
-        if metaspace["replacement"] == SPACE and scheme in ("always", "first", "never"):
+        if metaspace["replacement"] == SPACE_MARK and scheme in ("always", "first", "never"):
             return scheme, metaspace.get("split", True)
     raise ValueError(
         f"a byte_fallback model with normalizer {normalizer} and pre_tokenizer {pre_tokenizer} is not "
-        f"supported, only with Prepend and Replace, or with Metaspace, and {SPACE!r}"
+        f"supported, only with Prepend and Replace, or with Metaspace, and {SPACE_MARK!r}"
     )
 
 
 def _strips_first_space(decoder: dict | None) -> bool:
     """Whether the decoder removes the first space of a text. Raises ValueError for any other decoder."""
     steps = steps_of(decoder, "decoders")
-    replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    replace = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
     accepted = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     if steps == accepted:

@@ -1,4 +1,6 @@
-"""Helpers for commands that load a model: its public name, a spinner, PyTorch's threads. Part 20."""
+"""Helpers for commands that load a model: its public name, a spinner, PyTorch's threads, and which package
+computes it. Part 20.
+"""
 
 import os
 from collections.abc import Iterator
@@ -46,7 +48,7 @@ def one_thread_if_small(model: str | Path, model_impl: str = AUTO) -> None:
         torch.set_num_threads(1)
 
 
-def implementation(config: ModelConfig) -> str:
+def describe_implementation(config: ModelConfig) -> str:
     """The architecture and the package that computes it, such as "llama by ruvon", or "mixtral by
     transformers, without CUDA graphs".
     """

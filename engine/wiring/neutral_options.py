@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+from engine.decoding.params import MAX_LOGPROBS
+
 Options = TypeVar("Options")
 
 
@@ -67,7 +69,9 @@ NEUTRAL = {
     "logits_processors": Neutral(
         (None, []), "a step is a record of numbers that any process can compute, and a function is none"
     ),
-    "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
+    "max_logprobs": Neutral(
+        (MAX_LOGPROBS,), f"a request may ask for 0 to {MAX_LOGPROBS} log probabilities a token"
+    ),
     "logprobs_mode": Neutral(
         ("raw_logprobs",), "log probabilities are the model's, before temperature and penalties"
     ),

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from typing import NoReturn
 
 import torch
 
@@ -21,7 +22,7 @@ from engine.wiring.devices import load_one_device
 from engine.wiring.engine_args import EngineArgs
 
 
-def main(rank_0_pipe: int) -> None:
+def main(rank_0_pipe: int) -> NoReturn:
     """Compute what rank 0 orders, until the order to stop. Does not return: the process exits with code 0
     after that order, and with code 1 after an error, or if rank 0's process ends before.
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from engine.cache.slots import SlotMemory
-from engine.execution.recording import Bounds, ComparedStep, run_again
+from engine.execution.bounds import Bounds
+from engine.execution.recording import ComparedStep, run_again
 from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.machine.version import ruvon_version

@@ -89,3 +89,18 @@ def test_json_may_be_nested_as_deeply_as_is_said_and_no_deeper():
     assert field.validate_python({"a": [1]}) == {"a": [1]}, "two levels"
     with pytest.raises(ValidationError, match="at most 2 levels of nesting are accepted"):
         field.validate_python({"a": [[]]})
+
+
+def test_a_character_of_json_counts_as_one():
+    field = TypeAdapter(Annotated[Any, short_json(5)])
+    assert field.validate_python("é🐉a") == "é🐉a", "and two quotation marks"
+    with pytest.raises(ValidationError, match="at most 5 characters"):
+        field.validate_python("abcd")
+
+
+def test_json_that_is_too_deep_to_be_written_is_not_called_too_long():
+    value: list = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ValidationError, match="too deeply"):
+        TypeAdapter(Annotated[Any, short_json(10**6)]).validate_python(value)

@@ -143,3 +143,17 @@ class Endless(httpx.SyncByteStream):
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, piece):
     monkeypatch.setattr(stream, "ByteLimit", lambda: ByteLimit(500))
     failed(httpx.Response(status or 200, headers=SSE, stream=Endless(piece)), None if status is None else "m")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": {"message": "no"}}, "no"),
+        ({"error": {}}, "{'error': {}}"),
+        ({"error": {"message": None}}, "{'error': {'message': None}}"),
+        ({"error": "x"}, "{'error': 'x'}"),
+        (["x"], "['x']"),
+    ],
+)
+def test_an_error_without_a_message_is_told_whole(body, said):
+    assert failed(httpx.Response(400, json=body)) == said

@@ -16,7 +16,7 @@ from engine.models.config import ModelConfig, architecture, architectures
 from engine.models.loader import load_model
 from engine.models.transformers_model import config_from
 from engine.wiring.extensions import EXTENSIONS
-from engine.wiring.loading import implementation
+from engine.wiring.loading import describe_implementation
 from tests.partC.families import make
 
 PROMPTS = ["Once upon a time there was a dog", "The", "A cat and a bird sat in the old tree"]
@@ -80,9 +80,9 @@ def test_our_file_and_hugging_faces_code_give_the_same_tokens(llama):
 
 
 def test_it_is_said_whose_code_runs(llama, granite):
-    assert implementation(ModelConfig.from_pretrained(llama[0])) == "llama by ruvon"
+    assert describe_implementation(ModelConfig.from_pretrained(llama[0])) == "llama by ruvon"
     config = ModelConfig.from_pretrained(granite[0])
-    assert implementation(config) == "granite by transformers, without CUDA graphs"
+    assert describe_implementation(config) == "granite by transformers, without CUDA graphs"
 
 
 def test_logits_are_capped_and_scaled_by_hugging_faces_own_code(granite):

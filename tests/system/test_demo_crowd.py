@@ -162,3 +162,54 @@ def test_who_got_no_answer_is_an_error(monkeypatch):
     monkeypatch.setattr(show, "_watch", watch)
     with pytest.raises(RuntimeError, match=r"^Ben: 500: broken$"):
         show.show_crowd(EngineArgs(), 0)
+
+
+@pytest.mark.parametrize(
+    "event", ["{", "[" * 100_000, '{"error": "down"}', '{"choices": [{"text": 5}]}', "5"]
+)
+def test_a_garbled_answer_is_the_error_of_one_person(event, monkeypatch):
+    monkeypatch.setattr("engine.demo.crowd.PAUSE_SECONDS", 0)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        is_first = b"boat" in request.content
+        return httpx.Response(200, text=f"data: {event}\n\n") if is_first else stream("One.")
+
+    crowd = Crowd("http://x", chat=True)
+    crowd.people[:2], crowd.metrics.update = [], lambda http: asyncio.sleep(0)
+    asked(answer, lambda http: crowd.run(http, seconds=0, max_seconds=60))
+    first, *others = crowd.people
+    assert first.error
+    assert [(person.first_answer, person.error) for person in others] == [("One.", "")] * 3
+
+
+def test_a_reading_that_fails_is_skipped(monkeypatch):
+    monkeypatch.setattr("engine.demo.crowd.METRICS_SECONDS", 0)
+    readings = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal readings
+        if request.url.path != DATA_PATH:
+            return httpx.Response(200)
+        readings += 1
+        if readings == 2:
+            raise httpx.ReadTimeout("", request=request)
+        if readings == 3:
+            return httpx.Response(503, text="busy")
+        totals = ("generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
+        return httpx.Response(200, json={
+            "now": {}, "totals": {f"vllm:{name}": readings for name in totals},
+            "seconds": {"steps": [], "step_sequences": []},
+        })  # fmt: skip
+
+    crowd = Crowd("http://x", chat=True)
+
+    async def until_the_fifth(http: httpx.AsyncClient) -> None:
+        task = asyncio.create_task(crowd._update(http))
+        while readings < 6 and not task.done():
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asked(answer, until_the_fifth)
+    assert crowd.metrics.output_tokens >= 5

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.execution.recording import Bounds, ComparedStep
+from engine.execution.bounds import Bounds
+from engine.execution.recording import ComparedStep
 from engine.requests.batch import PLACEHOLDER
 from engine.requests.wire import from_json
 from engine.wiring.replay import replay
@@ -201,4 +202,26 @@ def test_the_fields_of_log_probabilities_are_lists_even_if_no_request_asks_for_a
     assert from_json(batch).rows.logprobs == ()
     batch["rows"][name] = value
     with pytest.raises(ValueError, match="no record of a step: "):
+        from_json(batch)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("tables.0.0", 1.7),
+        ("tables.0.0", True),
+        ("slots.0", 1.0),
+        ("slots.0", "1"),
+        ("draws.rows.0.tokens.0", 1.7),
+        ("draws.rows.0.mask.0", True),
+        ("draws.rows.0.factors.0.0", True),
+        ("draws.rows.0.factors.0.0", "1"),
+    ],
+)
+def test_a_number_that_numpy_would_convert_is_refused(path, value, recorded):
+    batch = batches(lines_of(recorded))[0]
+    batch["draws"]["rows"][0] |= {"mask": [-1, 1], "tokens": [1], "factors": [[0, 1, 1]]}
+    from_json(copy.deepcopy(batch))
+    put(batch, path, value)
+    with pytest.raises(ValueError, match=r": lists of (whole )?numbers are expected"):
         from_json(batch)
