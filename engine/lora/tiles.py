@@ -9,8 +9,8 @@ product on tensor cores, which reads the slot's matrices once. The number of til
 to step, but the grid of a CUDA graph does not change. So a tile may have NO_ADAPTER, and its program ends at
 once.
 
-There are two kernels: `_shrink` computes middle = x · down, K numbers a row, and `_expand` adds middle · up
-to y. With TRITON_INTERPRET=1 both kernels run on a CPU, slowly. Source of the idea: Chen et al. 2023, Punica,
+There are two kernels: `_shrink` computes middle = x · down, K numbers a row (K: the slots' rank), and
+`_expand` adds middle · up to y. With TRITON_INTERPRET=1 both kernels run on a CPU, slowly. Source of the idea: Chen et al. 2023, Punica,
 https://arxiv.org/abs/2310.18547.
 """
 
@@ -66,7 +66,9 @@ class TiledRows:
             self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """As `AdapterRows.add`, in place."""
+        """As `AdapterRows.add`, in place. The kernels compute addresses, so y, down and up must be contiguous.
+        """
+        assert y.is_contiguous(), "the kernels read y row by row"
         _, in_features, K = down.shape
         out_features = up.shape[2]
         tiles = self._max_tiles(len(x))
