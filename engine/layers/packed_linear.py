@@ -126,7 +126,7 @@ class ByRows(Module):
         Its last form computes all larger ones.
         """
         super().__init__()
-        # A tuple, which nn.Module does not search: no later transform finds, and replaces, a linear layer in it.
+        # A tuple, which nn.Module does not search: no later transform replaces a linear layer in it.
         self.by_size = tuple(by_size)
 
     def forward(self, x: Tensor) -> Tensor:
