@@ -34,7 +34,8 @@ class RunningSoftmax:
         """Add one tile: scores[H, R, N] of N keys, and the keys' values[H, N, Dh].
 
         A score of -inf stands for a key that the row may not see, and has weight 0. In its first tile, each
-        row sees at least one key. No exponential may overflow, however large the scores are.
+        row sees at least one key. No exponential overflows, however large the scores are, because every
+        exponent is at most 0.
         """
         # 1. The largest score so far. The sums so far are relative to the old maximum, which is not larger.
         maximum = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))  # [H, R, 1]

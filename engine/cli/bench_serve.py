@@ -1,8 +1,8 @@
 """`ruvon bench serve`: measures a running server under load. Part 20's wiring. Imports no torch.
 
 The server may be any server with OpenAI's API. The flags and the printed lines are vLLM's. A request's times
-count from when the request was due by --request-rate. With --max-concurrency, they count from when a place
-for the request became free. bench_workload.py draws the requests, and bench_report.py has the figures.
+count from when the request was due by --request-rate. If --max-concurrency makes a request wait, they count
+from when its wait ended. bench_workload.py draws the requests, and bench_report.py has the figures.
 """
 
 import asyncio
@@ -181,7 +181,7 @@ def bench_serve(
     # 3. The run.
     try:
         run, model_name = asyncio.run(_send_all(destination, jobs, num_warmups, max_concurrency))
-    except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
+    except (httpx.HTTPError, OSError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     # 4. The figures.
     settings = {
@@ -267,8 +267,9 @@ def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
     under_way = asyncio.Semaphore(max_concurrency)
 
     async def ask(job: Job, due: float) -> RequestRecord:
+        must_wait = under_way.locked()
         async with under_way:
-            return await endpoint.ask(job, asyncio.get_running_loop().time())
+            return await endpoint.ask(job, asyncio.get_running_loop().time() if must_wait else due)
 
     return ask
 

@@ -53,6 +53,7 @@ def generate(
             print(for_stdout(completion.text[num_printed:]), end="", flush=True)
             num_printed = len(completion.text)
     print(flush=True)
+    # `completion` is that of the last output, which is whole. Every stream has an output.
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
     if llm.config.model_impl != OURS:
         print(f"model: {describe_implementation(llm.config)}", file=sys.stderr)

@@ -50,6 +50,10 @@ class ClusterFlags:
     ] = True
 
     def __post_init__(self) -> None:
+        for name in ("replicas", "min_replicas", "max_replicas"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: a whole number from 1 on is accepted")
         for name in ("num_cpus", "target_ongoing_requests"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -84,6 +88,8 @@ def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) ->
         from engine.cli.cluster_run import run
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
+        if package == "engine":
+            raise  # a module of this tree is missing, not a package
         sys.exit(f"ruvon cluster: {package} is not installed; pip install 'ruvon[cluster]'")
 
     with refusals("cluster"):

@@ -15,7 +15,14 @@ from typing import Any
 import httpx
 
 from engine.client import sse
-from engine.client.untrusted import ByteLimit, is_this_machine, parse_json, printable, token_count
+from engine.client.untrusted import (
+    ByteLimit,
+    check_port,
+    is_this_machine,
+    parse_json,
+    printable,
+    token_count,
+)
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # the longest time in which a server may send nothing, as it does with a long queue
@@ -77,6 +84,7 @@ class ChatClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         try:
+            check_port(url)
             base_url = httpx.URL(url)
             if base_url.path in ("", "/"):
                 base_url = base_url.copy_with(path="/v1")
@@ -84,10 +92,10 @@ class ChatClient:
             self._http = httpx.Client(
                 base_url=base_url, headers=headers, timeout=timeout, trust_env=use_proxies
             )
-        except httpx.InvalidURL as error:
-            raise ChatFailed(f"{url!r} is no address: {error}") from None
         except UnicodeEncodeError:
             raise ChatFailed("the API key has characters that a header cannot have") from None
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ChatFailed(f"{url!r} is no address: {error}") from None
         self._model = model
 
     def close(self) -> None:

@@ -21,7 +21,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.client.untrusted import MAX_ANSWER_BYTES, ByteLimit, is_this_machine, parse_json, printable
+from engine.client.untrusted import (
+    MAX_ANSWER_BYTES,
+    ByteLimit,
+    check_port,
+    is_this_machine,
+    parse_json,
+    printable,
+)
 from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA_PATH, PERCENTILES
 
@@ -71,6 +78,7 @@ def read_dashboard(url: str) -> dict:
 def _fetch(address: str, content: Future[bytes]) -> None:
     """Set `content` to the body of the answer, or to the exception that the request raised."""
     try:
+        check_port(address)
         handlers: list[urllib.request.BaseHandler] = []
         if is_this_machine(urlsplit(address).hostname):
             handlers.append(urllib.request.ProxyHandler({}))  # no proxy

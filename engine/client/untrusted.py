@@ -1,7 +1,7 @@
 """Checks for answers of servers that a client does not trust. Part 11; also used by Parts 14 and 15.
 
 The checks bound an answer's length, turn JSON that is nested too deeply into a ValueError, and replace the
-characters with which text controls a terminal.
+characters with which text controls a terminal. Two functions are about the server's address.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 MAX_ANSWER_BYTES = 2**26  # about 250,000 tokens as events
 MAX_COUNT = 2**53  # up to here, all readers of JSON agree on whole numbers
@@ -21,6 +22,13 @@ def is_this_machine(host: str | None) -> bool:
     environment names one: the proxy could not reach the server.
     """
     return host in ("localhost", "127.0.0.1", "::1")
+
+
+def check_port(url: str) -> None:
+    """Raise ValueError if the address has a port that is no number from 0 to 65535. A system may connect to
+    such a port modulo 65536, where another server may be.
+    """
+    _ = urlsplit(url).port  # raises ValueError
 
 
 @dataclass

@@ -4,7 +4,7 @@ Promises the probabilities of Hugging Face's logits processors, applied in the s
 probabilities of a row are equal; OpenAI's two penalties are as OpenAI describes them. A row's token
 depends only on the row's own probabilities, seed and position, and not on other rows of the batch or on
 preemption. Probabilities that differ by rounding nearly always give the same token. All branches depend on
-numbers of the host, so the host never waits for a GPU. Does not know where rows come from. Part 5.
+numbers of the host, so the host reads nothing back from a GPU. Does not know where rows come from. Part 5.
 Sources: top-p: Holtzman et al. 2019, https://arxiv.org/abs/1904.09751; min-p: Nguyen et al. 2024,
 https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference; the race:
 Efraimidis and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003.
@@ -36,8 +36,10 @@ SUPPORTS = frozenset(
         "n",
     ]
 )
-NO_TOKEN = -1  # the result for a row in which no token can be chosen, because its largest logit is not finite
-COLDEST = 1e-6  # the lowest temperature above 0: dividing by less would overflow fp32, and changes no choice
+NO_TOKEN = -1  # the result for a row in which no token can be chosen
+# The lowest temperature above 0. Dividing by far less would overflow fp32, and a lower temperature could only
+# tell logits apart that differ by about 1e-6.
+COLDEST = 1e-6
 
 
 def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
@@ -45,7 +47,8 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
 
     `rows` [R] has the parameters of each row. positions[R] is the index of each row's token in its request's
     output, from 0. By default, it is the length of the output so far; a `Draw` does not know it, and raises
-    TypeError. A row that may choose no token, or whose largest logit is not finite, gives NO_TOKEN.
+    TypeError. A row that may choose no token, or whose largest adjusted logit (`adjust`) is not finite, gives
+    NO_TOKEN.
     """
     if positions is None:
         positions = next_positions(rows)
@@ -53,7 +56,7 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
         return _likeliest(adjust(logits, rows, positions))
     probs = distribution(logits, rows, positions)
     token_ids = draw(probs, [row.seed for row in rows], positions)
-    return torch.where(logits.amax(-1).isfinite() & probs[:, 0].isfinite(), token_ids, NO_TOKEN)
+    return torch.where(probs[:, 0].isfinite(), token_ids, NO_TOKEN)  # a row is finite, or NaN as a whole
 
 
 def next_positions(rows: Sequence[Row]) -> list[int]:
@@ -88,12 +91,12 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     tokens that the step before has kept. Top-k, top-p and min-p keep every token that is as likely as the
     least likely token they keep, and always keep the likeliest token. Temperature 0 gives probability 1 to
     the likeliest token, of equals to the first. A step that no row asks for is not computed. A row that may
-    choose no token is NaN.
+    choose no token, or whose largest adjusted logit is not finite, is NaN.
     """
 
-    def column(values: Sequence[float]) -> Tensor:
+    def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """values[R] -> [R, 1]"""
-        return torch.tensor(values, dtype=torch.float32).to(logits.device, non_blocking=True)[:, None]
+        return torch.tensor(values, dtype=dtype).to(logits.device, non_blocking=True)[:, None]
 
     params = [row.params for row in rows]
     logits = adjust(logits.float(), rows, positions)  # [R, V]
@@ -102,20 +105,21 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     temperatures = [max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows]
     logits = logits / column(temperatures)
 
+    # Top-k and top-p together give each row `min_logit`: tokens with a smaller logit are dropped.
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         ascending = _sorted(logits)  # [R, V]
         V = logits.shape[-1]
-        # 1. top-k: drop the values below the k-th largest value. `kth` is the index of that value.
+        # 1. top-k: drop the values below the k-th largest value, which is at `kth_index`.
         indices = [V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]
-        kth = column(indices).long()  # [R, 1]
-        ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth), -torch.inf)
+        kth_index = column(indices, torch.long)  # [R, 1]
+        ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth_index), -torch.inf)
         # 2. top-p: keep the smallest set of the likeliest tokens whose probability reaches p, and tokens that
         #    are as likely as the least likely token of this set. So the least likely tokens are dropped, with
         #    a probability of at most 1 - p together. The likeliest token always stays.
         max_dropped = column([1 - p.top_p if p.top_p < 1 else -1 for p in params])  # [R, 1]; -1: drop none
         is_dropped = ascending.softmax(-1).cumsum(-1) <= max_dropped  # [R, V]
         first_kept = is_dropped[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely kept token
-        min_logit = ascending.gather(-1, torch.maximum(first_kept, kth))  # [R, 1]
+        min_logit = ascending.gather(-1, torch.maximum(first_kept, kth_index))  # [R, 1]
         logits = logits.masked_fill(logits < min_logit, -torch.inf)
     probs = logits.softmax(-1)
     if any(p.min_p > 0 for p in params):
@@ -124,7 +128,8 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
         probs = logits.masked_fill(probs < min_prob, -torch.inf).softmax(-1)
     if any(row.temperature == 0 for row in rows):
         # 4. Greedy rows: probability 1 for the likeliest token. A row that is NaN stays NaN.
-        greedy = column([row.temperature == 0 for row in rows]).bool() & probs[:, :1].isfinite()  # [R, 1]
+        is_greedy = column([row.temperature == 0 for row in rows], torch.bool)  # [R, 1]
+        greedy = is_greedy & probs[:, :1].isfinite()  # [R, 1]
         probs = torch.where(greedy, torch.zeros_like(probs).scatter_(-1, likeliest, 1.0), probs)
     return probs
 
@@ -192,7 +197,9 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
 
 
 def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
-    """Copy numbers of the host to `device`. The host does not wait for the copy."""
+    """Copy numbers of the host to `device`. The memory is not pinned, so CUDA promises not to make the host
+    wait only up to 64 KB; masks may be larger.
+    """
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 

@@ -53,13 +53,7 @@ class Half(Module):
 
         The bias stays in fp32.
         """
-        weight = linear.weight
-        return (
-            torch.backends.quantized.engine in ("x86", "fbgemm")
-            and hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
-            and _is_fp32_on_cpu(linear)
-            and torch.equal(weight.half().float(), weight)
-        )
+        return hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation") and _can_be_fp16(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out]"""
@@ -76,7 +70,10 @@ class SharedHalf(Module):
         super().__init__()
         self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
 
-    can_pack = staticmethod(Half.can_pack)
+    @staticmethod
+    def can_pack(linear: nn.Linear) -> bool:
+        """Whether this form exists on this machine and loses nothing, as in `Half`."""
+        return _can_be_fp16(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out]"""
@@ -129,6 +126,7 @@ class ByRows(Module):
         Its last form computes all larger ones.
         """
         super().__init__()
+        # A tuple, which nn.Module does not search: no later transform replaces a linear layer in it.
         self.by_size = tuple(by_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -295,6 +293,16 @@ def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: 
 def _bias(linear: nn.Linear) -> Tensor:
     """[out]: the layer's bias, or zeros if it has none."""
     return torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+
+
+def _can_be_fp16(linear: nn.Linear) -> bool:
+    """Whether this processor multiplies by fp16 weights, and each of the layer's weights is exact in fp16."""
+    weight = linear.weight
+    return (
+        torch.backends.quantized.engine in ("x86", "fbgemm")
+        and _is_fp32_on_cpu(linear)
+        and torch.equal(weight.half().float(), weight)
+    )
 
 
 def _is_fp32_on_cpu(linear: nn.Linear) -> bool:

@@ -9,9 +9,9 @@ product on tensor cores, which reads the slot's matrices once. The number of til
 to step, but the grid of a CUDA graph does not change. So a tile may have NO_ADAPTER, and its program ends at
 once.
 
-There are two kernels: `_shrink` computes middle = x · down, K numbers a row, and `_expand` adds middle · up
-to y. With TRITON_INTERPRET=1 both kernels run on a CPU, slowly. Source of the idea: Chen et al. 2023, Punica,
-https://arxiv.org/abs/2310.18547.
+There are two kernels: `_shrink` computes middle = x · down, K numbers a row (K: the rank of all parts of the
+layer), and `_expand` adds middle · up to y. With TRITON_INTERPRET=1 both kernels run on a CPU, slowly. Source
+of the idea: Chen et al. 2023, Punica, https://arxiv.org/abs/2310.18547.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,8 @@ class TiledRows:
             self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """As `AdapterRows.add`, in place."""
+        """As `AdapterRows.add`, in place. y, down and up must be contiguous: kernels compute addresses."""
+        assert y.is_contiguous(), "the kernels read y row by row"
         _, in_features, K = down.shape
         out_features = up.shape[2]
         tiles = self._max_tiles(len(x))

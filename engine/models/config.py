@@ -75,8 +75,8 @@ class ModelConfig:
         return dataclasses.replace(config, eos_token_ids=eos_token_ids(folder, raw))
 
     def _check_numbers(self) -> None:
-        """Raises CheckpointError if an integer field is not a whole number from 1 to MAX_SIZE, or if a float
-        field is not a number of at least 0.
+        """Raises CheckpointError if a required integer field is not a whole number from 1 to MAX_SIZE, or if
+        a required float field is not a number of at least 0. A field that may be None is not checked.
         """
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)

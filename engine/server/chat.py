@@ -103,7 +103,7 @@ class Chat(Completions[ChatRequest]):
             logprobs = {"content": tokens, "refusal": None}
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
-    def more_of_choice(
+    def vllm_fields(
         self,
         body: ChatRequest,
         output: RequestOutput,
@@ -111,7 +111,7 @@ class Chat(Completions[ChatRequest]):
         previous: CompletionOutput | None,
     ) -> dict:
         """As in Completions, and the fields with which the extension replaces some of `choice`'s."""
-        fields = super().more_of_choice(body, output, sample, previous)
+        fields = super().vllm_fields(body, output, sample, previous)
         if self.extension is not None:
             fields |= self.extension.choice_fields(body, output, sample, previous)
         return fields

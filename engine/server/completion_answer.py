@@ -36,14 +36,18 @@ async def whole_response(
         for sample in output.outputs:
             choice = {"index": i * n + sample.index}
             choice |= api.choice(body, output, sample, previous=None)
-            choice |= api.more_of_choice(body, output, sample, previous=None)
+            choice |= api.vllm_fields(body, output, sample, previous=None)
             choices.append(_json(choice))
             await yield_to_others()
     first_fields = envelope | api.answer_fields(body, outputs) | _prompt_ids(body, outputs[0], api)
-    opening = _json(first_fields).removesuffix(b"}")  # the other two fields follow
-    usage = _json(api.usage(body, outputs))
-    content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
+    content = _answer_json(first_fields, choices, api.usage(body, outputs))
     return Response(content, media_type="application/json")
+
+
+def _answer_json(first_fields: dict, choices: list[bytes], usage: dict) -> bytes:
+    """An answer as JSON: `first_fields`, then the choices, each of which is JSON already, and the usage."""
+    opening = _json(first_fields).removesuffix(b"}")  # the other two fields follow
+    return b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), _json(usage))
 
 
 async def stream_chunks(
@@ -62,7 +66,6 @@ async def stream_chunks(
     """
     sent: dict[int, CompletionOutput] = {}  # index of a choice -> its sample as it was last sent
     latest = list(empty_outputs)
-    only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)  # of a chat, which has an opening
     stream_options = body.stream_options
     has_usage = bool(stream_options and stream_options.include_usage)
     has_continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
@@ -75,6 +78,7 @@ async def stream_chunks(
 
     clock = asyncio.get_running_loop().time
     async with _arrivals(streams) as arrivals:
+        only_in_first_chunk = _prompt_ids(body, empty_outputs[0], api)  # of a chat, which has an opening
         for choice in api.opening(body):
             yield envelope | {"choices": [choice]} | usage_field() | only_in_first_chunk
             only_in_first_chunk = {}
@@ -91,7 +95,7 @@ async def stream_chunks(
                     continue
                 sent[index] = sample
                 choice = {"index": index} | api.choice(body, output, sample, previous)
-                choice |= api.more_of_choice(body, output, sample, previous)
+                choice |= api.vllm_fields(body, output, sample, previous)
                 yield envelope | {"choices": [choice]} | usage_field()
                 if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
                     await yield_to_others()

@@ -282,7 +282,7 @@ class Completions(Generic[Body]):
         num_sent = len(previous.text) if previous else 0  # characters
         return {"text": sample.text[num_sent:], "logprobs": None, "finish_reason": sample.finish_reason}
 
-    def more_of_choice(
+    def vllm_fields(
         self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
     ) -> dict:
         """vLLM's fields of a choice. The arguments are those of `choice`.

@@ -161,6 +161,8 @@ def serve(
     `failed` (code 1). `make_server` makes the server from uvicorn's configuration. `sockets` are those of
     `listen`, if the caller took the port before it made the app.
     """
+    # uvicorn raises SIGTERM again after it has stopped. By default, that would kill the process before the
+    # caller has closed the engine.
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
     gc.freeze()  # the collector need not scan the objects that are loaded now

@@ -80,7 +80,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
             choice["prompt_logprobs"] = prompt_scores_json(output, body.prompt_logprobs)
         return choice
 
-    def more_of_choice(
+    def vllm_fields(
         self,
         body: CompletionRequest,
         output: RequestOutput,
@@ -88,7 +88,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         previous: CompletionOutput | None,
     ) -> dict:
         """As in Completions, without the token that `max_tokens` 0 leaves out."""
-        fields = super().more_of_choice(body, output, sample, previous)
+        fields = super().vllm_fields(body, output, sample, previous)
         if body.max_tokens == 0:
             fields["stop_reason"] = None
             if body.return_token_ids:

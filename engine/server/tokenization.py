@@ -71,8 +71,10 @@ def tokenization_routes(
     template: ChatTemplate | None,
     chat_extension: ChatExtension | None = None,
 ) -> AppExtension:
-    """The two routes, as an extension of `create_app`. The arguments are those of `chat_routes`.
-    `chat_extension` writes the turns of tools.
+    """The two routes, as an extension of `create_app`.
+
+    `config.max_positions` is the answers' `max_model_len`. If `template` is None, every conversation is
+    refused. `chat_extension` writes the turns of tools; if it is None, they are refused.
     """
 
     def extend(app: FastAPI, backend: Backend) -> None:
@@ -99,7 +101,9 @@ def tokenization_routes(
             if body.model is not None:
                 refuse_unknown_model(body.model, backend)
             async with turn(request):
-                return await asyncio.to_thread(tokenized, body, tokenizer, config, template, chat_extension)
+                return await asyncio.to_thread(
+                    tokenize_answer, body, tokenizer, config, template, chat_extension
+                )
 
         @app.post(
             "/detokenize",
@@ -111,12 +115,12 @@ def tokenization_routes(
             if body.model is not None:
                 refuse_unknown_model(body.model, backend)
             async with turn(request):
-                return await asyncio.to_thread(detokenized, body, tokenizer)
+                return await asyncio.to_thread(detokenize_answer, body, tokenizer)
 
     return extend
 
 
-def tokenized(
+def tokenize_answer(
     body: TokenizeRequest,
     tokenizer: Tokenizer,
     config: ModelConfig,
@@ -130,7 +134,7 @@ def tokenized(
     return JSONResponse(answer | {"tokens": ids, "token_strs": spellings})
 
 
-def detokenized(body: DetokenizeRequest, tokenizer: Tokenizer) -> JSONResponse:
+def detokenize_answer(body: DetokenizeRequest, tokenizer: Tokenizer) -> JSONResponse:
     """The answer of POST /detokenize. Raises RequestError for an unknown id."""
     try:
         return JSONResponse({"prompt": tokenizer.decode(body.tokens)})

@@ -102,10 +102,10 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     """logits[R, V] -> token ids[R].
 
     A row with a draft gives the draft if it is accepted, otherwise a token that is drawn from `residual`. A
-    row without a draft gives a token that is drawn from the target's distribution. A row whose largest logit
-    is not finite gives NO_TOKEN, and so does a row in which every token is forbidden: its `distribution` is
-    NaN. A row's seed and position give two independent random values: acceptance takes their `uniform`, and
-    the draw takes their noise.
+    row without a draft gives a token that is drawn from the target's distribution. A row whose largest
+    adjusted logit is not finite gives NO_TOKEN, also if every token is forbidden: its `distribution` is NaN.
+    A row's seed and position give two independent random values: acceptance takes their `uniform`, and the
+    draw takes their noise.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]
@@ -125,12 +125,14 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     accepted = (drafts >= 0) & (u * q_draft < p_draft)
     # The token in place of a rejected draft, and of a row without a draft.
     drawn = draw(residual(p, q), [row.draw.seed for row in rows], positions)
-    finite = logits.amax(-1).isfinite() & p[:, 0].isfinite()
-    return torch.where(finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
+    is_finite = p[:, 0].isfinite()  # [R]; a row is finite, or NaN as a whole
+    return torch.where(is_finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
 
 
 def _greedy(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
-    """logits[R, V] -> token ids[R]: each row's likeliest token, or NO_TOKEN if its logit is not finite."""
+    """logits[R, V] -> token ids[R]: each row's likeliest token, or NO_TOKEN if its adjusted logit is not
+    finite.
+    """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     largest, token_ids = adjust(logits, draws, positions).max(-1)
     return torch.where(largest.isfinite(), token_ids, NO_TOKEN)

@@ -41,12 +41,15 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def characters(ranges: Iterable[tuple[int, int]]) -> Expression:
     """An expression that matches one character of the ranges."""
-    # No complement has surrogates. So the complement of the complement is the same set without them.
-    without_surrogates = complement(complement(ranges))
     sequences = []
-    for low, high in without_surrogates:
+    for low, high in _without_surrogates(ranges):
         sequences += [chain(*byte_sets) for byte_sets in _byte_sequences(low, high)]
     return either(*sequences)
+
+
+def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same set without surrogates: the complement's complement, because no complement has them."""
+    return complement(complement(ranges))
 
 
 def _byte_sequences(low: int, high: int) -> Iterator[list[Expression]]:

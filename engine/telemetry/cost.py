@@ -14,7 +14,7 @@ that had left when the step ended. Knows no HTTP and no files.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
@@ -220,9 +220,10 @@ class CostMeter(Listener):
             return Bill(self.price, ns, dict(self._tokens), self._num_ended)
 
     def unfinished(self) -> list[Account]:
-        """The accounts of requests that have not ended."""
+        """Copies of the accounts of requests that have not ended: the accounts themselves go on to grow."""
         with self._lock:
-            return list(self._accounts.values())
+            accounts = self._accounts.values()
+            return [replace(each, ns=dict(each.ns), tokens=dict(each.tokens)) for each in accounts]
 
 
 def nanoseconds(seconds: float) -> int:

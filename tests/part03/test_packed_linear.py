@@ -305,3 +305,11 @@ def test_two_rows_are_enough_for_a_second_form(monkeypatch, rows, forms):
     (layer,) = pack_linears(nn.Sequential(linear(8, 8, half=False)), rows)
     got = [type(form) for form in (layer.by_size if isinstance(layer, ByRows) else [layer])]
     assert got == forms, "a single row has one form, two rows have a second form that is faster for one"
+
+
+@needs_fbgemm
+def test_a_torch_without_fbgemms_functions_still_has_the_shared_form(monkeypatch):
+    """Torch has announced that it will remove the functions which `Half` calls."""
+    monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
+    assert not Half.can_pack(linear())
+    assert SharedHalf.can_pack(linear())

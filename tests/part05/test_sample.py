@@ -88,3 +88,15 @@ def test_the_positions_of_records_must_be_given():
     with pytest.raises(TypeError, match="a Draw has no output"):
         sample(torch.zeros(1, 3), [row])
     assert sample(torch.zeros(1, 3), [row], [0]).item() in (1, 2)
+
+
+@pytest.mark.parametrize("temperatures", [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_a_banned_logit_need_not_be_finite(temperatures):
+    """The model's own numbers may overflow for a token that the row may not choose: row 0's mask has no 2."""
+    params = [SamplingParams(temperature=t, top_k=2, top_p=0.9) for t in temperatures]
+    rows = [
+        SamplingState(params[0], [1], [], 0, mask=allowed_mask([1])),
+        SamplingState(params[1], [1], [], 0),
+    ]
+    got = sample(torch.tensor([[1.0, 2.0, torch.inf]]).repeat(2, 1), rows).tolist()
+    assert got == [1, NO_TOKEN], "the adjusted logits decide, whatever the temperature and the rows beside it"

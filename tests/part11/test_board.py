@@ -284,3 +284,10 @@ def test_the_board_fits_sixty_columns():
         "time per output token, last 30 s       –       –       –",
         "  since the start, by buckets          –       –       –",
     ], "a line for each row, two or three spaces between columns and none at the edges: so no cell is broken"
+
+
+def test_a_port_above_the_last_is_not_taken_modulo_65536():
+    with answering("/dashboard/data", ANSWER) as url:
+        host, _, port = url.rpartition(":")
+        with pytest.raises(NoAnswer, match="Port out of range"):
+            read_dashboard(f"{host}:{int(port) + 65536}")

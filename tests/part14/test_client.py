@@ -233,3 +233,9 @@ def test_of_a_stopped_answer_the_tokens_that_came_are_told():
     assert line.endswith("3 or more tokens"), (
         "the server's count comes last: without it, each piece is a token"
     )
+
+
+@pytest.mark.parametrize("port", [65536, 99999, -1])
+def test_a_port_that_no_server_has_is_refused_before_anybody_is_asked(port):
+    with pytest.raises(ChatFailed, match=f"127.0.0.1:{port}' is no address"):
+        ChatClient(f"http://127.0.0.1:{port}")

@@ -310,3 +310,15 @@ def test_what_a_draft_was_drawn_from_is_kept_as_long_as_it_may_be_verified():
     assert probs.get("a", 0) is drawn_from, "the first of as many drafts as there may be"
     probs.put("a", MAX_DRAFTS, drawn_from)
     assert probs.get("a", 0) is None, "of an older proposal"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_banned_logit_need_not_be_finite(temperature):
+    """The model's own numbers may overflow for a token that is banned: a stop token before min_tokens."""
+    logits = logits_of(3, 2)
+    logits[:, 4] = torch.inf
+    request = asker(SamplingParams(temperature=temperature, min_tokens=3), drafts=[4])
+    request.sampling.stop_ids = [4]
+    (tokens,) = verified(logits, [request])
+    assert len(tokens) == 1, "a banned draft is not accepted"
+    assert tokens[0] not in (4, NO_TOKEN), "the adjusted logits decide"

@@ -305,3 +305,15 @@ def test_a_single_rejected_draft_is_paid_for_as_output_and_was_not_reached(playe
     played.step(23, 26, {one: 2, other: 1})
     assert paid(one) == {"input": 10, "output": 4}, "two of three tokens are its own, none again"
     assert paid(other) == {"input": 10, "output": 2}
+
+
+def test_the_unfinished_accounts_are_those_of_the_moment(played):
+    """Another thread reads them while the engine goes on to charge."""
+    one = Asked("a")
+    played.arrive(0, one)
+    played.step(0, 1, {one: 10})
+    (account,) = played.meter.unfinished()
+    played.step(1, 3, {one: 1})
+    live = one.stats.account
+    assert (account.total_ns, live.total_ns) == (1e9, 3e9)
+    assert account.tokens["output"] < live.tokens["output"]

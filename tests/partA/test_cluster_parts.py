@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import pytest
 import typer
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from typer.testing import CliRunner
 
+from engine.cli.main import app as ruvon
 from engine.cli.many_devices import ClusterFlags, cluster
 from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.wiring.engine_args import EngineArgs
@@ -35,6 +38,8 @@ def test_cluster_has_every_flag_of_serve():
         ({"replicas": 4, "max_replicas": 3}, "replicas=4: from min_replicas=1 to max_replicas=3"),
         ({"min_replicas": 3, "max_replicas": 4}, "replicas=2: from min_replicas=3"),
         ({"num_cpus": 0.0}, "num_cpus=0.0: a number above 0"),
+        ({"replicas": 0}, "replicas=0: a whole number from 1"),
+        ({"min_replicas": 0, "max_replicas": 4}, "min_replicas=0: a whole number from 1"),
     ],
 )
 def test_flags_that_do_not_fit_are_named(settings, says):
@@ -346,3 +351,9 @@ def test_the_manifests_serve_config_is_one_that_ray_accepts(parts, machines, mon
     assert app._bound_deployment.num_replicas == workers["replicas"]
     with pytest.raises(TypeError, match="no_such_flag"):
         parts.build({"no_such_flag": 1})
+
+
+def test_a_module_of_this_tree_that_is_missing_is_no_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine.cli.cluster_run", None)
+    done = CliRunner().invoke(ruvon, ["cluster"])
+    assert isinstance(done.exception, ModuleNotFoundError), done.output

@@ -309,3 +309,20 @@ def test_where_no_request_can_be_sent_is_said_before_one_is_tried(address):
     message = refusal("bench", "serve", *address, "--model", "m", "--num-prompts", "1")
     assert message.startswith("ruvon bench serve: ")
     assert "an address such as http://127.0.0.1:8000 is accepted" in message
+
+
+def test_with_a_bound_a_request_that_finds_a_place_is_due_when_it_was():
+    """Else a load generator that sends too late would hide its own delay."""
+    due = []
+
+    class Endpoint:
+        async def ask(self, job, at):
+            due.append(at)
+
+    async def one_after_the_other():
+        ask = bench_serve._with_bound(Endpoint(), 1)
+        await ask(None, 1.0)
+        await ask(None, 2.0)
+
+    asyncio.run(one_after_the_other())
+    assert due == [1.0, 2.0]
