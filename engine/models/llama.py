@@ -195,16 +195,17 @@ class Model(LanguageModel):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], after the last norm: the input of `logits`.
 
-        Raises ValueError for a token id past the vocabulary. The message names the id and the last id that
-        the model has. On a GPU the caller must check the ids. Any position is accepted: the caller keeps to
-        config.max_positions.
+        Raises ValueError for a token id outside the vocabulary. The message names the first such id and the
+        last id that the model has. On a GPU the caller must check the ids. Any position is accepted: the
+        caller keeps to config.max_positions.
         """
         try:
             x = self.embedded(token_ids)  # [T, D]
         except IndexError:
+            vocab_size = self.config.vocab_size
+            outside = next(id for id in token_ids.tolist() if not 0 <= id < vocab_size)
             raise ValueError(
-                f"token id {int(token_ids.max())} is out of range: this model has token ids 0 to "
-                f"{self.config.vocab_size - 1}"
+                f"token id {outside} is out of range: this model has token ids 0 to {vocab_size - 1}"
             ) from None
         angles = self.config.rope.angles(positions, self.frequencies, x.dtype)
         for block in self.blocks:

@@ -220,17 +220,18 @@ class Model(LanguageModel):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], after the last norm: the input of `logits`.
 
-        Raises ValueError for a token id past the vocabulary. On a GPU the caller must check the ids.
+        Raises ValueError for a token id outside the vocabulary. On a GPU the caller must check the ids.
         """
         self.step.attend = attend
         try:
             out = self.body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         except IndexError:
-            if int(token_ids.max()) < self.config.vocab_size:
+            vocab_size = self.config.vocab_size
+            outside = [id for id in token_ids.tolist() if not 0 <= id < vocab_size]
+            if not outside:
                 raise
             raise ValueError(
-                f"token id {int(token_ids.max())} is out of range: this model has token ids 0 to "
-                f"{self.config.vocab_size - 1}"
+                f"token id {outside[0]} is out of range: this model has token ids 0 to {vocab_size - 1}"
             ) from None
         finally:
             self.step.attend = None

@@ -289,3 +289,12 @@ def test_qwen3_without_a_setting_is_as_in_hugging_faces_config(change, tmp_path)
     else:
         ours = ModelConfig.from_pretrained(tmp_path)
         assert (ours.num_kv_heads, ours.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+
+
+@pytest.mark.parametrize("outside", ["below", "past"])
+def test_an_id_outside_the_vocabulary_is_named(outside, tmp_path):
+    model = load_model(reference.save(random_model("llama"), tmp_path))
+    last = model.config.vocab_size - 1
+    token_id = -1 if outside == "below" else last + 1
+    with pytest.raises(ValueError, match=rf"^token id {token_id} is out of range: .* 0 to {last}$"):
+        logits(model, [3, token_id, last])

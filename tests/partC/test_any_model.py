@@ -268,3 +268,8 @@ def test_the_librarys_settings_stay_as_they_are(granite):
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load_model(granite[0])
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_a_negative_token_id_is_refused_as_by_our_models(granite):
+    with pytest.raises(ValueError, match="token id -1 is out of range: this model has token ids 0 to 4095"):
+        logits(load_model(granite[0]), [3, -1, 4])
