@@ -1,9 +1,10 @@
 """One request on its way through the engine. Part 6.
 
-All of the engine reads a `Request`. Once it is queued, only the scheduler and the code that makes the steps
-write it. The scheduler sets `state`, `rank`, `num_computed_tokens` and `draft_ids`; the code that makes the
-steps appends tokens. A `Request` has the fields of all parts; the comment of a later part's field names the
-part.
+All of the engine reads a `Request`. Once it is queued, only the thread that makes the steps writes it. The
+scheduler sets `state`, `rank`, `num_computed_tokens` and `draft_ids`, counts cached tokens and preemptions,
+and removes what a preemption or a failed step has lost. The code in engine/core/ appends tokens and log
+probabilities, and notes why a request failed; beam search also sets `parent` to None (Extension B). A
+`Request` has the fields of all parts; the comment of a later part's field names the part.
 """
 
 import enum
