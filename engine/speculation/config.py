@@ -8,7 +8,9 @@ from typing import Any
 from engine.speculation.step_times import StepTimes
 
 METHODS = ("draft_model", "ngram")
-# The most drafts of a request in a step. Further drafts would hardly ever be accepted, and cost as much time.
+# The most drafts of a request in a step; each draft is one token. (The counts for Prometheus follow vLLM:
+# there all tokens that are proposed at once for a request are one draft.) Further drafts would hardly ever be
+# accepted, and cost as much time.
 MAX_DRAFTS = 16
 LOOKUP_FIELDS = ("prompt_lookup_max", "prompt_lookup_min")  # for method "ngram" only
 

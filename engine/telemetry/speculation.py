@@ -25,14 +25,18 @@ class SpeculationMetrics:
         """
         tally, model_name = self.tally, self.model_name
         yield families.counter(
-            "vllm:spec_decode_num_drafts", "Drafts: how often tokens were proposed.", model_name, tally.drafts
+            "vllm:spec_decode_num_drafts",
+            "Drafts: how often tokens were proposed for a request. One draft has one or more tokens.",
+            model_name,
+            tally.drafts,
         )
         yield families.counter(
             "vllm:spec_decode_num_draft_tokens", "Proposed tokens.", model_name, tally.proposed
         )
         yield families.counter(
             "vllm:spec_decode_num_accepted_tokens",
-            "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts.",
+            "Accepted tokens. Mean number of tokens that a request gets from a step in which it has a draft: "
+            "1 + num_accepted_tokens / num_drafts.",
             model_name,
             tally.accepted,
         )
