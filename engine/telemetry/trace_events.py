@@ -1,8 +1,13 @@
 """Events of Chrome's trace format, each as one line of JSON. Part 11.
 
-An event has a kind (`ph`), a process (`pid`), a track (`tid`) and a time (`ts`, in microseconds). Promises
-lines without a line feed. Knows nothing of requests and steps: trace.py says what happens when. A step has
-many of `slice_event` and `counter`: these take their values as JSON text, which their caller has formatted.
+An event has a kind (`ph`), a process (`pid`), a track (`tid`) and a time (`ts`, in microseconds). Metadata
+has no time, and a counter has no track. Promises lines without a line feed. Knows nothing of requests and
+steps: trace.py says what happens when.
+
+The events that come while the engine runs are put together as text, which takes less time than `json.dumps`
+of a whole event. Each request has one of `begin_slice` and `end_slice`: only their name and values go through
+`json.dumps`. Each step has several of `slice_event` and `counter`: these take their values as JSON text,
+which their caller has formatted.
 """
 
 import json
