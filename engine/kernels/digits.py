@@ -6,15 +6,15 @@ x = (256 · high + low) · step. The instruction dp4a multiplies four digits by 
 number of x by at most 1/64,000 of the largest number of x.
 
 A word of codes is eight neighbours in a row: 64 bits in int8, and 32 bits in int4. GROUP is the number of
-weights that share a scale in int4. In int8, where a whole row shares one scale, GROUP is 0.
+weights that share a scale in int4: a multiple of 32. In int8, where a whole row shares one scale, GROUP is 0.
 """
 
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter cannot run the instruction dp4a
-# The largest number of x becomes MAX_STEPS steps. The factor is 126 and not 127, since rounding may carry 1
-# into the high digit, and both digits must stay within -128 to 127.
+# The largest number of x becomes MAX_STEPS steps. Both digits must stay within -128 to 127. So any limit
+# up to 127 · 256 + 127 would do, and this limit leaves a margin for rounding.
 MAX_STEPS = tl.constexpr(126 * 2**8)
 # A float from 2**23 to 2**24 is a whole number, and its last 23 bits are this number less 2**23. So adding
 # ROUNDER rounds a small number, and the bits of the sum less the bits of ROUNDER are the rounded number.
@@ -142,8 +142,9 @@ def dot(
     """[ROWS]: the sum of x · weight for each row, where weight = code · scale in int8, and
     offset + code · scale in int4.
 
-    words[ROWS, WORDS] hold eight codes each. int8: scale[ROWS]. int4: scale and offset[ROWS, WORDS / 4]. The
-    parameters from `a_low` to `total` are the results of `vector_digits`.
+    words[ROWS, WORDS] hold eight codes each. int8: scale[ROWS]. int4: scale and offset[ROWS, WORDS / 4], with
+    a number for each 32 codes: a larger group has its number several times. The parameters from `a_low` to
+    `total` are the results of `vector_digits`.
     """
     # 1. Split the eight codes of each word into two words of four bytes, for the digits a and b of x.
     if GROUP:

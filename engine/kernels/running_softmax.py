@@ -13,7 +13,9 @@ def add_tile(scores, v, maximum, total, weighted):
 
     scores[R, TOKENS] are scaled, and -inf where a row does not see a token. v[TOKENS, DH] are the values.
     `maximum` is the largest score so far, `total` the sum of exp(score - maximum), and `weighted` the sum of
-    exp(score - maximum) · v. A row without a finite score in this tile and all earlier tiles becomes NaN.
+    exp(score - maximum) · v. Before the first tile they are -inf, 0 and 0, or the state after other tokens.
+    With -inf, a row without a finite score in this tile and all earlier tiles becomes NaN. A caller with such
+    rows begins with a finite maximum below all scores (extras_attention.py).
     """
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))  # [R]
     shrink = tl.exp(maximum - new_maximum)  # [R]
@@ -27,8 +29,9 @@ def add_tile(scores, v, maximum, total, weighted):
 def merge_parts(parts, maxima, totals, row, num_parts, dim, SPLITS: tl.constexpr, DH: tl.constexpr):
     """The mean[DH] of the first `num_parts` parts of row `row`, each relative to its own maximum.
 
-    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]; dim = 0 to DH - 1. Other programs have just
-    written the parts, and a cache may hold older numbers. `volatile` loads do not read from such caches.
+    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]; dim = 0 to DH - 1, without a mask, so DH must be
+    a power of two, and so must SPLITS. Other programs have just written the parts, and a cache may hold older
+    numbers. `volatile` loads do not read from such caches.
     """
     part = tl.arange(0, SPLITS)
     index, valid = row * SPLITS + part, part < num_parts  # [SPLITS] each
