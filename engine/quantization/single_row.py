@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from engine.kernels.plain_layers import gpt2_blocks
+from engine.kernels.plain_layers import NAME_DOTS, gpt2_blocks
 from engine.kernels.quantized_row import TILES, embed_codes, norm_product, product_add
 from engine.kernels.single_row import BlockOperands, Kernels, Operand, Operands, SingleRow
 from engine.layers.replace import linear_names
@@ -44,14 +44,17 @@ class QuantizedSingleRow(SingleRow):
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
-        """Whether this class computes the model: a GPT-2 with a config that `SingleRow.supports` accepts, and
-        with layers as `quantize` makes them, which are not wrapped and all `_is_readable`.
+        """Whether this class computes the model: a GPT-2 with a config that `SingleRow.supports` accepts. Its
+        layers must be as `quantize` makes them: not wrapped, and each of them `_is_readable`.
         """
-        linears = [model.get_submodule(name) for name in linear_names(model)]
+        # The layers in the model's own places. A wrapper in such a place either is a linear layer itself, and
+        # not readable, or is missing from this list.
+        names = [name for name in linear_names(model) if name.count(".") <= NAME_DOTS]
+        linears = [model.get_submodule(name) for name in names]
         return (
             isinstance(model, GPT2)
             and SingleRow.supports(model.config)
-            and len(linears) == 4 * model.config.num_layers + 1  # as many as without wrappers
+            and len(linears) == 4 * model.config.num_layers + 1
             and all(_is_readable(layer) for layer in linears)
             and all(isinstance(table, Int8Embedding) for table in (model.embed, model.embed_position))
         )

@@ -81,9 +81,9 @@ def test_other_models_are_left_to_part_13(folder):
     gone = quantized(folder, "int8")
     gone.blocks[0].mlp.up.packed_bytes = 1  # a CPU's kernel has a layout of its own
     assert isinstance(fastest_steps(gone, memory_for(gone), 3)(1), ModelStep), "there are no codes to read"
-    wrapped = quantized(folder, "int8")
-    wrapped.blocks[0].mlp.down = nn.Identity()
-    assert isinstance(fastest_steps(wrapped, memory_for(wrapped), 3)(1), ModelStep), "another kind of layer"
+    changed = quantized(folder, "int8")
+    changed.blocks[0].mlp.down = nn.Identity()
+    assert isinstance(fastest_steps(changed, memory_for(changed), 3)(1), ModelStep), "another kind of layer"
     if DEVICE == "cpu":
         dynamic = quantized(folder, "int8_dynamic")
         assert isinstance(fastest_steps(dynamic, memory_for(dynamic), 3)(1), ModelStep), (
@@ -140,3 +140,15 @@ def test_the_embedding_reads_and_writes_nothing_but_its_operands():
     with touched() as addresses:
         embed_codes[(1,)](*operands, D=WIDTH, PADDED=128)
     assert num_outside(addresses, operands) == 0, "masks end where a row of a table ends"
+
+
+@pytest.mark.parametrize("looks_linear", [True, False], ids=["an adapter's", "a sum's"])
+def test_a_layer_in_a_wrapper_is_left_to_part_13(folder, looks_linear):
+    """Adapters wrap layers (Part 18), and so do sums over ranks (Extension A), which are no linear layers."""
+    model = quantized(folder, "int8")
+    down = model.blocks[0].mlp.down
+    model.blocks[0].mlp.down = wrapper = nn.Sequential(down)
+    if looks_linear:
+        wrapper.in_features, wrapper.out_features = down.in_features, down.out_features
+    assert not QuantizedSingleRow.fits(model)
+    assert isinstance(fastest_steps(model, memory_for(model), 3)(1), ModelStep)
