@@ -84,7 +84,7 @@ def restore(
         raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
     skeleton(model, config)
     model.to_empty(device=device)
-    tie(model)
+    tie(model)  # again, since `to_empty` gives each tensor, also a shared one, memory of its own
     targets = _tensors(model)
     missing = set(targets)
     for file, name, tensor in tensors:

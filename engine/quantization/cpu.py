@@ -57,11 +57,14 @@ def pack_int8_dynamic(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """`pack_int8_dynamic` computed by FBGEMM."""
+    """`pack_int8_dynamic` computed by FBGEMM: x ≈ digit · largest / max_level, where `largest` is the largest
+    magnitude of the row.
+    """
     multiply = fbgemm.scaled_product(codes, fbgemm.max_activation_level())
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         largest = _largest(x)  # [T, 1]
+        # `multiply` gives Σ x / largest · code. Times `largest` this is Σ x · code.
         return torch.addcmul(bias, multiply(x, largest).mul_(scale), largest).to(x.dtype)
 
     return Packed(product, codes.numel())
@@ -99,9 +102,9 @@ def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """`pack_int8` computed by FBGEMM, with two digits for each number of x.
 
-    x ≈ (high + low / (2 · max_level)) · largest / max_level. The digit `high` is x as a level, and the digit
-    `low` is the rounding error of `high`. The digits of a row are two rows of one product of whole numbers,
-    so the weights are read once.
+    x ≈ (coarse + fine / (2 · max_level)) · largest / max_level. The digit `coarse` is x as a level, and the
+    digit `fine` is the rounding error of `coarse`. The digits of a row are two rows of one product of whole
+    numbers, so the weights are read once.
     """
     max_level = fbgemm.max_activation_level()
     multiply = fbgemm.scaled_product(codes, max_level)
@@ -109,9 +112,9 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         T, largest = len(x), _largest(x)
         exact = (x / largest).mul_(max_level)  # [T, K]: -max_level to max_level
-        high = exact.round()
-        low = exact.sub_(high).mul_(2 * max_level)  # `multiply` rounds to whole numbers
-        sums = multiply(torch.cat([high, low]), max_level)  # [2T, N]
+        coarse = exact.round()
+        fine = exact.sub_(coarse).mul_(2 * max_level)  # `multiply` rounds to whole numbers
+        sums = multiply(torch.cat([coarse, fine]), max_level)  # [2T, N]: Σ digit · code / max_level
         total = sums[:T].add_(sums[T:], alpha=1 / (2 * max_level)).mul_(scale)
         return torch.addcmul(bias, total, largest).to(x.dtype)
 

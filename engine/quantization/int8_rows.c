@@ -75,9 +75,9 @@ static float encode(const float *x, int64_t K, int64_t Kp, int digits, uint8_t *
     } else {
 #pragma omp simd
         for (int64_t k = 0; k < K; k++) {
-            float exact = x[k] * steps_per_unit, high = rintf(exact);
-            codes[k] = (uint8_t)((int32_t)high + ZERO_POINT);
-            codes[Kp + k] = (uint8_t)((int32_t)rintf((exact - high) * (2 * MAX_LEVEL)) + ZERO_POINT);
+            float exact = x[k] * steps_per_unit, coarse = rintf(exact);
+            codes[k] = (uint8_t)((int32_t)coarse + ZERO_POINT);
+            codes[Kp + k] = (uint8_t)((int32_t)rintf((exact - coarse) * (2 * MAX_LEVEL)) + ZERO_POINT);
         }
     }
     return largest / MAX_LEVEL;
