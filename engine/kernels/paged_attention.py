@@ -104,8 +104,8 @@ def _attend(
     three results: its weighted sum to parts[S, HQ, SPLITS, DH], the maximum score, to which the sum is
     relative, to maxima[S, HQ, SPLITS], and the total weight to totals[S, HQ, SPLITS].
     """
-    # 1. This program's key head, sequence and part: the tokens first:last. Heads are neighbours in memory, so
-    #    heads are neighbours in the grid, too.
+    # 1. This program's key head, sequence and part: the tokens first:last, without `last` itself. Heads are
+    #    neighbours in memory, so heads are neighbours in the grid, too.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + sequence)
     share = tokens_per_part(length, SPLITS, TOKENS)

@@ -37,7 +37,8 @@ class AdapterRows(Protocol):
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """y[T, out] += x[T, in] · down[slot] · up[slot], where `slot` is the row's slot; returns y.
 
-        down[max_loras, in, K], up[max_loras, K, out]. Rows with NO_ADAPTER stay as they are.
+        down[max_loras, in, K], up[max_loras, K, out]; K is the largest rank times the number of parts that
+        the layer fuses (`LoRALinear`). Rows with NO_ADAPTER stay as they are.
         """
 
 

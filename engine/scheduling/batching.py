@@ -15,8 +15,8 @@ Scheduled = Sequence[tuple[Request, int]]  # [S]: each request, and how many new
 
 
 class LogitsRows(NamedTuple):
-    """Which rows of logits are read for one sequence. It has a row for each of its new tokens, and the row
-    predicts the token after that.
+    """Which rows of logits are read for one sequence. Each of its new tokens has a row: the row of token i
+    predicts token i + 1.
     """
 
     prompt_ids: list[int]  # [n]: the tokens of the prompt that are scored, in the sequence's first n rows
@@ -59,7 +59,8 @@ def make_batch(
         end = start + n
         if n == 1 and end == len(request.token_ids):
             # The most frequent case: the one new token is the last known token. `columns.add` would do the
-            # same, but takes longer. A token is chosen from the row of this token, and no token of the prompt
+            # same, but takes longer. So a change of `add`, or of what `select_rows` selects here, must also
+            # be made in these lines. A token is chosen from the row of this token, and no token of the prompt
             # is scored in it. The counts in `columns` say so from the start.
             context_lens.append(end)
             token_ids.append(request.token_ids[start])
