@@ -39,7 +39,7 @@ from engine.server.protocol import SamplingFields, check_num_logprobs
 from engine.server.structured_fields import structure_of_rest
 
 # Fields that the server does not have, with the values that ask for nothing.
-Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
+NullOrEmpty = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
 NoFunctions = Annotated[None, neutral([], otherwise="is the old name of tools: null or [] is accepted")]
 NoCallOfMessage = Annotated[
     None, neutral([], otherwise="is the old name of tool_calls: null or [] is accepted")
@@ -107,9 +107,9 @@ class Message(Fields):
     tool_call_id: CallId | None = None
     reasoning: Annotated[StrictStr | None, BeforeValidator(_none_if_empty)] = None
     reasoning_content: Annotated[StrictStr | None, BeforeValidator(_none_if_empty)] = None  # its older name
-    refusal: Absent = None
-    annotations: Absent = None
-    audio: Absent = None
+    refusal: NullOrEmpty = None
+    annotations: NullOrEmpty = None
+    audio: NullOrEmpty = None
     function_call: NoCallOfMessage = None
 
     @model_validator(mode="after")
@@ -169,10 +169,10 @@ class ChatRequest(SamplingFields):
     modalities: Annotated[
         None, neutral(["text"], otherwise='is not supported: null or ["text"] is accepted')
     ] = None
-    audio: Absent = None
-    prediction: Absent = None
+    audio: NullOrEmpty = None
+    prediction: NullOrEmpty = None
     verbosity: Verbosity = None
-    web_search_options: Absent = None
+    web_search_options: NullOrEmpty = None
 
     # vLLM's fields, which OpenAI does not have.
     add_generation_prompt: StrictBool | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StrictStr, Tag
 
-from engine.server.chat_request import Absent, Message, content_kind
+from engine.server.chat_request import Message, NullOrEmpty, content_kind
 from engine.server.chat_tools import CalledFunction, CallId, ToolCall, ToolName
 from engine.server.errors import RequestError
 from engine.server.field_types import Name
@@ -23,7 +23,7 @@ class InputText(Fields):
 
     type: Literal["input_text", "output_text"]
     text: StrictStr
-    annotations: Absent = None
+    annotations: NullOrEmpty = None
     logprobs: list[Any] | None = None
 
 
@@ -86,7 +86,7 @@ class ReasoningItem(Fields):
     id: Name | None = None
     summary: Annotated[None, neutral([], otherwise="is not supported: null or [] is accepted")] = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_TEXT_PARTS, fail_fast=True)] | None = None
-    encrypted_content: Absent = None
+    encrypted_content: NullOrEmpty = None
     status: Status | None = None
 
 

@@ -10,10 +10,10 @@ from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server.chat_request import (
-    Absent,
     ChatRequest,
     Message,
     Metadata,
+    NullOrEmpty,
     ServiceTier,
     Store,
     TemplateKwargs,
@@ -116,8 +116,8 @@ class ReasoningConfig(Fields):
     """How much the model is to think, if its chat template reads `reasoning_effort`."""
 
     effort: Name | None = None
-    summary: Absent = None
-    generate_summary: Absent = None
+    summary: NullOrEmpty = None
+    generate_summary: NullOrEmpty = None
 
 
 class ResponsesRequest(Fields):
@@ -163,7 +163,7 @@ class ResponsesRequest(Fields):
         None,
         neutral(otherwise="names an answer, and none is kept: send the whole conversation as input"),
     ] = None
-    conversation: Absent = None
+    conversation: NullOrEmpty = None
     background: Annotated[None, neutral(False, otherwise="is not supported: null or false is accepted")] = (
         None
     )
@@ -174,8 +174,8 @@ class ResponsesRequest(Fields):
         None,
         neutral({}, {"include_obfuscation": False}, otherwise="is not supported: events are not padded here"),
     ] = None
-    max_tool_calls: Absent = None
-    prompt: Absent = None
+    max_tool_calls: NullOrEmpty = None
+    prompt: NullOrEmpty = None
     service_tier: ServiceTier = None
 
     # vLLM's fields, which OpenAI does not have here.
