@@ -102,7 +102,8 @@ def ragged(pages: Pages, num_heads: int, keys: Tensor) -> Ragged:
 
 
 # store(k, v, keys, values, slots) writes the new k and v [T, Hkv, Dh] into a layer's keys and values
-# [B, P, Hkv, Dh]. Token t goes to slots[t] = block · P + offset in the block.
+# [B, P, Hkv, Dh]. Token t goes to slots[t] = block · P + offset in the block: its place, as `Pages.places`
+# computes it.
 Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 

@@ -84,6 +84,7 @@ def top(
     from engine.client.untrusted import printable
 
     try:
+        # `enough` is asked after each answer, so with --once it ends after the first.
         watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")

@@ -43,7 +43,9 @@ def application(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags
         serve.ingress()(Replica),
         name=NAME,
         ray_actor_options=_resources(args, cluster_flags, has_gpu),
-        max_ongoing_requests=MAX_REQUESTS,  # the app refuses requests before that, with OpenAI's errors
+        # One more than the app admits (`RequestLimit`): the app refuses that one with an error of OpenAI's.
+        # Ray would let it wait, without a word.
+        max_ongoing_requests=MAX_REQUESTS + 1,
         graceful_shutdown_timeout_s=shutdown_seconds(flags) + LAST_EVENT_SECONDS,
         health_check_period_s=HEALTH_CHECK_SECONDS,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT,
@@ -76,6 +78,7 @@ def check_options(args: EngineArgs, flags: ServeFlags) -> None:
         )
     if str(args.device).startswith("cuda:"):
         raise ValueError(f"device={str(args.device)!r}: Ray chooses each replica's GPUs; cuda is accepted")
+    # The results are not used: these calls raise an error for an option that no replica could meet.
     flags.key()
     CostAccounting.parse(flags.price_per_hour, flags.api_price, None, flags.cost_weights)
     ModelConfig.from_pretrained(args.model, args.model_impl)

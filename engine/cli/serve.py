@@ -30,7 +30,10 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
         from engine.server.shutdown import DrainingServer
         from engine.telemetry.cost_accounting import CostAccounting
     except ModuleNotFoundError as error:
-        sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
+        package = (error.name or "").partition(".")[0]
+        if package == "engine":
+            raise  # a module of this tree is missing, not a package
+        sys.exit(f"ruvon serve: {package} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
     from engine.wiring.generation_config import defaults_line
     from engine.wiring.loading import describe_implementation, loading, one_thread_if_small

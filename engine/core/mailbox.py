@@ -50,7 +50,7 @@ class Mailbox:
     def __init__(self, post: Post) -> None:
         self.post = post
         self.unread: RequestOutput | Exception | None = None
-        self.num_tokens_sent = 0  # in the last output that the engine's thread has sent, which counts them
+        self.num_tokens_sent = 0  # in the last output sent here: the engine's thread writes and reads it
         self._filled: asyncio.Future | None = None  # the future that the reader awaits
 
     def put(self, output: RequestOutput | Exception) -> None:

@@ -16,7 +16,7 @@ from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling_state import SamplingState, allowed_mask, new_seed
+from engine.decoding.sampling_state import SamplingState, allowed_mask, seed_of
 from engine.decoding.stopping import GrowingOutput
 from engine.models.config import ModelConfig
 from engine.requests.request import Request
@@ -123,7 +123,7 @@ def make_samples(
     if params.seed is None and seeds is not None:
         seed = seeds.getrandbits(63)
     else:
-        seed = new_seed(params)
+        seed = seed_of(params)
     samples: list[Request] = []
     for index in range(params.n):
         output = GrowingOutput(

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.decoding.greedy import Choose
 from engine.decoding.noise import exponential_noise
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling_state import Row, SamplingState, allowed_by, allowed_mask, new_seed
+from engine.decoding.sampling_state import Row, SamplingState, allowed_by, allowed_mask, seed_of
 
 SUPPORTS = frozenset(
     [
@@ -227,7 +227,7 @@ def sampler(params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -
     """
     output_ids: list[int] = []
     mask = allowed_mask(params.allowed_token_ids)
-    row = SamplingState(params, prompt_ids, output_ids, new_seed(params) + index, mask=mask)
+    row = SamplingState(params, prompt_ids, output_ids, seed_of(params) + index, mask=mask)
 
     def choose(logits: Tensor) -> int:
         token_id = int(sample(logits[None], [row])[0])

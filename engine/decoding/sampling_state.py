@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """Everything that is needed to choose a token from one row of logits."""
+    """A record of everything that is needed to choose a token from one row of logits. It chooses nothing."""
 
     params: Limits
     temperature: float  # 0 is greedy
@@ -122,7 +122,7 @@ class SamplingState:
         return self.bad_words.completing(self.output_ids, self.drafts) if self.bad_words else ()
 
     def draw(self) -> Draw:
-        """A record of the present state. Later tokens do not change the record."""
+        """A record of the present state, as a `Draw`. Later tokens do not change the record."""
         if not self.is_adjusted:
             return self.lasting_draw
         tokens, factors = self.changes()
@@ -150,7 +150,7 @@ class SamplingState:
         return state
 
 
-def new_seed(params: SamplingParams) -> int:
+def seed_of(params: SamplingParams) -> int:
     """The seed in `params`, or a random seed of 63 bits if it is None."""
     return secrets.randbits(63) if params.seed is None else params.seed
 

@@ -98,7 +98,8 @@ class AppendAttend:
 def load_new_token(
     qkv, bias, head, sequence, dtype: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The new token's query, key and value, [DH] each, rounded to `dtype` as if they had been stored.
+    """The new token's query, key and value, [DH] each, in the dtype of `qkv`. With a bias they are rounded to
+    `dtype` after it is added, as if they had been stored.
 
     DH must be a power of two, which `SingleRow.fits` checks. So tl.arange(0, DH) never leaves the head, and
     the kernels of this file load and store a head without a mask.
@@ -157,6 +158,8 @@ def _attend_whole(
     # A product on tensor cores needs ROWS rows. Row 0 is the query. The other rows are zeros, and their
     # results are not read.
     queries = tl.where((dot_row == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
+    # The softmax of the new token alone: its score, the weight 1, its value. Zeros are added to give each of
+    # the ROWS rows a copy.
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
@@ -183,8 +186,8 @@ def _attend_split(
     """Program (head, sequence, part): as `_attend_whole`, but a sequence's tokens are split among SPLITS
     programs. A part has whole tiles (`tokens_per_part`), so the last parts may have no tokens.
     """
-    # 1. This program's head, sequence and part: the tokens first:last, of which first:end are old tokens. The
-    #    new token is the last token of the last part.
+    # 1. This program's head, sequence and part: the tokens first:last, without `last`, of which first:end are
+    #    old tokens. The new token, length - 1, is the last token of the last part.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     dim, offset = tl.arange(0, DH), tl.arange(0, TOKENS)
     length = tl.load(lens + sequence)

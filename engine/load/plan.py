@@ -19,7 +19,7 @@ WORDS = [
     "one", "went", "but", "mom", "play", "like", "dog", "then", "were", "time", "there", "fun", "of",
 ]  # fmt: skip
 TEMPLATE_SHARE = 1 / 16  # share of the context that is left for a chat template and for words of two tokens
-FITTING_SHARE = 0.99  # share of a trace's requests that fit after scaling; longer prompts are cut
+FITTING_SHARE = 0.99  # share of a trace's requests that fit after scaling; the longer ones are cut
 
 Span = tuple[int, int]  # minimum and maximum, both included
 
@@ -68,7 +68,7 @@ class TraceJobs:
     jobs: list[Job]
     size_factor: float  # at most 1: the trace's numbers of tokens were multiplied by this factor
     speed: float  # seconds of the trace that pass in one second of the run
-    num_cut: int  # how many jobs had their prompt cut to fit
+    num_cut: int  # how many jobs had their prompt cut to fit; a cut output alone does not count
 
 
 class TraceRow(NamedTuple):
@@ -85,10 +85,11 @@ def jobs_of_trace(
     """The jobs of a trace that are due in the first `seconds` of the run. The trace is a CSV file with the
     columns TIMESTAMP, ContextTokens and GeneratedTokens.
 
-    All lengths are multiplied by one factor of at most 1, chosen so that 99 of 100 requests fit into
-    `context` tokens; the prompts of the others are cut. So long requests stay long in proportion to short
-    ones. With `rate`, the trace is played faster or slower, so that the whole trace has `rate` arrivals a
-    second on average; its bursts remain.
+    All lengths are multiplied by one factor of at most 1, chosen so that FITTING_SHARE of the requests fit
+    into `context` tokens. So long requests stay long in proportion to short ones. The other requests are cut:
+    the prompt, and the output only if it leaves no room for a token of the prompt. With `rate`, the trace is
+    played faster or slower, so that the whole trace has `rate` arrivals a second on average; its bursts
+    remain.
 
     Its rows must be in the order of their times. Raises OSError if the file cannot be read, and ValueError if
     a column or a value is missing, a value is not a number or a time, a row is earlier than the row before,

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 COMPILER_TIMEOUT = 120  # seconds
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
-CPU = Path("/proc/cpuinfo")  # on Linux: lists the features of each core
+CPUINFO = Path("/proc/cpuinfo")  # on Linux: lists the features of each core
 
 
 def load(source: Path, *flags: str) -> ctypes.CDLL | None:
@@ -91,7 +91,7 @@ def _name(source: Path, command: list[str]) -> str:
     """The library's name. It holds a digest of everything that the library depends on: the source, the
     command, and the processor, because `-march=native` compiles for this processor alone.
     """
-    lines = CPU.read_text("utf-8", errors="replace").splitlines() if CPU.exists() else []
+    lines = CPUINFO.read_text("utf-8", errors="replace").splitlines() if CPUINFO.exists() else []
     features = {line for line in lines if line.startswith(("flags", "Features"))}  # a set: cores are alike
     depends_on = [source.read_text("utf-8"), *command, platform.machine(), platform.processor()]
     depends_on += sorted(features)

@@ -8,7 +8,7 @@ MEMINFO = Path("/proc/meminfo")  # Linux
 
 
 class Cgroup(NamedTuple):
-    """Where a container finds how much memory it may use, and uses."""
+    """Where a container reads how many bytes of memory it may use, and how many it uses."""
 
     folder: Path
     limit: str  # the file in `folder` with the most bytes it may use
@@ -37,7 +37,7 @@ class HostMemory(NamedTuple):
 
 def host_memory() -> HostMemory:
     """The memory of this machine."""
-    return HostMemory(_bytes("SC_AVPHYS_PAGES"), _bytes("SC_PHYS_PAGES"))
+    return HostMemory(_sysconf_bytes("SC_AVPHYS_PAGES"), _sysconf_bytes("SC_PHYS_PAGES"))
 
 
 def available_memory() -> int | None:
@@ -76,16 +76,16 @@ def _free_in_container(cgroup: Cgroup) -> int | None:
         return None
     try:
         fields = dict(line.split() for line in (cgroup.folder / "memory.stat").read_text().splitlines())
-        num_droppable = sum(int(fields[name]) for name in cgroup.droppable)
-        num_used = int((cgroup.folder / cgroup.used).read_text()) - num_droppable
+        droppable_bytes = sum(int(fields[name]) for name in cgroup.droppable)
+        used_bytes = int((cgroup.folder / cgroup.used).read_text()) - droppable_bytes
     except (OSError, KeyError, ValueError):
-        num_used = 0
-    return max(0, max_bytes - num_used)
+        used_bytes = 0
+    return max(0, max_bytes - used_bytes)
 
 
-def _bytes(pages: str) -> int | None:
-    """The bytes of the pages that sysconf counts under the name `pages`, or None without such a name."""
+def _sysconf_bytes(name: str) -> int | None:
+    """The bytes of the memory pages that sysconf counts under `name`, or None without such a name."""
     try:
-        return os.sysconf("SC_PAGESIZE") * os.sysconf(pages)
+        return os.sysconf("SC_PAGESIZE") * os.sysconf(name)
     except (AttributeError, ValueError, OSError):  # no sysconf (Windows), an unknown name, or no value
         return None

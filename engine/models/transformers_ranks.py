@@ -29,8 +29,10 @@ class ShardTensor(Protocol):
 
 
 def plan_entries(hf_config: Any, body: nn.Module) -> dict[str, str]:
-    """The plan's entry of each module and parameter of `body` that has one, by dotted name, in the plan's
-    order. The plan is that of the class of `hf_config`, the library's configuration: config.json has no say.
+    """The plan's entry of each module and parameter of `body` that has one, by dotted name. They are in the
+    plan's order, so that a refusal names the first entry that does not fit.
+
+    The plan is that of the class of `hf_config`, the library's configuration: config.json has no say.
     """
     plan = type(hf_config).base_model_tp_plan or {}  # such as {"layers.*.mlp.up_proj": "colwise"}
     # Each name's pattern in the plan: for layers.0.mlp.up_proj it is layers.*.mlp.up_proj.

@@ -53,8 +53,9 @@ class ElasticScheduler(ContinuousScheduler):
 
         1. The step had one token, and at most one request runs: no step can be smaller, so the step's request
            fails.
-        2. The step had more tokens than there are running requests, so a prompt was in it: the next step has
-           at most half as many tokens, but at least one for each running request. No request fails.
+        2. The step had more tokens than there are running requests, such as several of a prompt, or drafts
+           (Part 16): the next step has at most half as many tokens, but at least one for each running
+           request. No request fails.
         3. Otherwise several requests run, and none can have fewer tokens: the running request of the worst
            rank is preempted. The next step has at most one token for each request that still runs. No request
            fails.

@@ -1,10 +1,11 @@
 """Structures that llguidance computes: JSON schemas, grammars and the rest. Extension B.
 
 llguidance is a library (https://github.com/guidance-ai/llguidance, the extra `structured`). From our
-tokenizer, it gets the bytes of the tokens and nothing else. Everything that a constraint may cost is bounded:
-its size (engine/decoding/structured.py), the work to compile it, the work of a step, and the number of
-states. A constraint that exceeds a limit is refused. If that shows only in the middle of an output, its
-request alone fails.
+tokenizer, it gets the bytes of the tokens, the ids of special tokens and of those that end an output, and a
+function that encodes text. Everything that a constraint may cost is bounded: its size
+(engine/decoding/structured.py), the work to compile it, the work of a step, and the number of states. A
+constraint that exceeds a limit is refused. If that shows only in the middle of an output, its request alone
+fails.
 """
 
 import json
@@ -37,7 +38,7 @@ LIMITS = llguidance.LLParserLimits(
 
 
 class RefusedByGuidance(ValueError):
-    """llguidance refuses the constraint. The message is in its words."""
+    """llguidance refuses the constraint, and the message is in its words; or no text fits the constraint."""
 
 
 class _LibraryTokenizer:
@@ -81,10 +82,9 @@ class Guidance:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         num_words = -(-self._tokenizer.vocab_size // 32)  # of a mask, rounded up
         structure = StructureFromMatcher(GuidanceMatcher(matcher, num_words))
-        if not matcher.is_error():
-            self._try(structure)
         if matcher.is_error():
             raise RefusedByGuidance(_short(matcher.get_error()))
+        self._try(structure)
         return structure
 
     def _try(self, structure: StructureFromMatcher) -> None:
@@ -154,12 +154,12 @@ def json_grammar(params: StructuredOutputsParams, schema: Any) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """llguidance's grammar of a regular expression."""
+    """llguidance's grammar of a regular expression. `Guidance.compile` refuses a wrong one."""
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def lark_grammar(text: str) -> str:
-    """llguidance's grammar of a grammar in its dialect of Lark."""
+    """llguidance's grammar of a grammar in its dialect of Lark. `Guidance.compile` refuses a wrong one."""
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 

@@ -1,8 +1,8 @@
-"""The blocks of a cache as a page can draw them: how many are free, in use and shared, cell by cell. Part 12.
+"""The blocks of a cache as the web page /engine draws them: how many are free, in use and shared. Part 12.
 
-A page draws at most MAX_CELLS cells. In a larger cache a cell stands for several neighbouring blocks, and has
-the number of them in each state, so no block is left out. A copy is made in the engine's thread, by copying
-lists; the counting is left to whoever reads the copy, in another thread.
+The page draws at most MAX_CELLS cells. In a larger cache a cell stands for several neighbouring blocks, and
+has the number of them in each state, so no block is left out. A copy is made in the engine's thread, by
+copying lists; the counting is left to whoever reads the copy, in another thread.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def cell_size(num_blocks: int) -> int:
 
 @dataclass(frozen=True)
 class BlocksCopy:
-    """The blocks of a cache, or of its swap space, at one moment. Any thread may read it."""
+    """The blocks (or slots) of a cache, or of its swap space, at one moment. Any thread may read it."""
 
-    references: list[int]  # [B]: how many sequences hold each block
+    references: list[int]  # [B]: how many sequences hold each block, or slot
     known: list[int]  # the blocks that a prefix cache can find
 
     def read(self) -> dict:
@@ -91,8 +91,8 @@ class MemoryCopy:
 class TableCopy(NamedTuple):
     """Where the tokens of one request lie."""
 
-    blocks: int  # how many blocks, or slots, it holds
-    given_back: int  # how many blocks before them it has given back, since no layer sees them (Extension C)
+    num_blocks: int  # how many blocks, or slots, it holds
+    num_given_back: int  # blocks before them that it has given back: no layer sees them (Extension C)
     cells: list[int]  # the cells of its blocks, in the order of its tokens, each once, at most MAX_TABLE
 
 

@@ -205,8 +205,11 @@ def _refuse_large_adapters(slots: AdapterSlots, model: LanguageModel, args: Engi
 
 
 def _load_draft(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageModel) -> LanguageModel:
-    """The draft model, in `model`'s dtype and without adapters. Raises CheckpointError if it cannot be
-    loaded, ValueError if its vocabulary has another size than `model`'s.
+    """The draft model, in `model`'s dtype, without adapters and not quantized. `args.model_impl` is the code
+    that computes `model`; a draft only proposes tokens, so it is computed as by default (AUTO).
+
+    Raises CheckpointError if it cannot be loaded, ValueError if its vocabulary has another size than
+    `model`'s.
     """
     draft = _load(args, sizes, name, next(model.parameters()).dtype)
     if draft.config.vocab_size != model.config.vocab_size:

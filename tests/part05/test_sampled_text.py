@@ -11,7 +11,7 @@ from engine.decoding.greedy import decode_steps
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.refusals import refuse_unsupported
 from engine.decoding.sampling import SUPPORTS, sampler
-from engine.decoding.sampling_state import new_seed
+from engine.decoding.sampling_state import seed_of
 from engine.server.app import create_app
 from engine.server.backend import LockedBackend
 from tests.part04.serving import openai_client, serve
@@ -64,7 +64,7 @@ def test_the_same_seed_tells_the_same_story_and_another_seed_another(tell):
 
 def test_a_request_without_a_seed_is_different_every_time(tell):
     assert len({tuple(tell(SamplingParams(max_tokens=30))) for _ in range(3)}) == 3
-    assert len({new_seed(SamplingParams()) for _ in range(100)}) == 100
+    assert len({seed_of(SamplingParams()) for _ in range(100)}) == 100
 
 
 def test_temperature_zero_in_the_loop_is_greedy(tell, alone):

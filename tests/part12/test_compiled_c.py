@@ -63,7 +63,7 @@ def test_another_source_or_flag_or_processor_is_another_library(source, tmp_path
     assert compiled.load(source, "-DANSWER=1").answer() == 2
     again()
     (tmp_path / "cpuinfo").write_text("flags : sse9\n")
-    monkeypatch.setattr(compiled, "CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(compiled, "CPUINFO", tmp_path / "cpuinfo")
     assert compiled.load(source, "-DANSWER=1").answer() == 2
     assert len(list((tmp_path / "cache" / "ruvon").iterdir())) == 4
 

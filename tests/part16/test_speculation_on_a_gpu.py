@@ -44,7 +44,7 @@ NAMED = SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=30, ignore
 @pytest.fixture(autouse=True)
 def seeds_that_come_again(monkeypatch):
     """What the engine draws for who names none."""
-    monkeypatch.setattr("engine.core.submission.new_seed", lambda params: params.seed or 5)
+    monkeypatch.setattr("engine.core.submission.seed_of", lambda params: params.seed or 5)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

@@ -190,7 +190,7 @@ def test_sampled_text_has_a_seed_of_its_own_where_none_is_named(models, tokenize
     wishes = [SamplingParams(temperature=0.8, max_tokens=20, top_p=0.9)] * len(PROMPTS)
     texts = []
     for seed in (1, 1, 2):
-        monkeypatch.setattr("engine.core.submission.new_seed", lambda params, seed=seed: seed)
+        monkeypatch.setattr("engine.core.submission.seed_of", lambda params, seed=seed: seed)
         outputs, _ = told(make(models, tokenizer, "model"), wishes)
         texts.append(plain_words(outputs))
     assert texts[0] == texts[1] != texts[2]

@@ -267,7 +267,7 @@ def test_one_ahead_a_row_that_goes_on_finds_its_new_block(relu_model, policy):
 
 @pytest.mark.parametrize("named", [False, True], ids=["", "a seed named"])
 def test_drawn_text_is_that_of_passes_without_graphs(model, draft, named, monkeypatch):
-    monkeypatch.setattr("engine.core.submission.new_seed", lambda params: params.seed or 5)
+    monkeypatch.setattr("engine.core.submission.seed_of", lambda params: params.seed or 5)
     params = [DRAWN(seed=i if named else None) for i in range(3)]
     want = told(engine_of(model, draft, "eager"), params)
     assert told(engine_of(model, draft, "graphs"), params) == want

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from engine.cli.main import app as ruvon
 from engine.cli.many_devices import ClusterFlags, cluster
 from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
+from engine.server.limits import MAX_REQUESTS
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.neutral_options import NEUTRAL
 
@@ -357,3 +358,9 @@ def test_a_module_of_this_tree_that_is_missing_is_no_package_to_install(monkeypa
     monkeypatch.setitem(sys.modules, "engine.cli.cluster_run", None)
     done = CliRunner().invoke(ruvon, ["cluster"])
     assert isinstance(done.exception, ModuleNotFoundError), done.output
+
+
+def test_ray_passes_on_the_request_that_the_app_refuses(parts, machines):
+    """Ray would let it wait, and the client would not know why."""
+    app = parts.application(EngineArgs(), ServeFlags(), ClusterFlags())
+    assert app._bound_deployment._deployment_config.max_ongoing_requests == MAX_REQUESTS + 1

@@ -337,3 +337,9 @@ def test_the_chat_template_comes_with_the_tokenizer(tmp_path):
     shutil.copy(ZOO / "storyteller-draft" / "config.json", tmp_path)
     args = EngineArgs(model=tmp_path, tokenizer="storyteller", load_format="dummy")
     assert engine.cli.serving.Service(args).template is not None
+
+
+def test_a_module_of_this_tree_that_is_missing_is_no_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine.server.shutdown", None)
+    with pytest.raises(ModuleNotFoundError, match=r"engine\.server\.shutdown"):
+        app(["serve"], prog_name="ruvon", standalone_mode=False)

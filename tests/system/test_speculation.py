@@ -104,7 +104,7 @@ def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, only_four,
     knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5} | only_four
     # Nobody names a seed (that would give the plain sampler's text), and the engine's are these.
     seeds = itertools.count()
-    monkeypatch.setattr("engine.core.submission.new_seed", lambda params: next(seeds))
+    monkeypatch.setattr("engine.core.submission.seed_of", lambda params: next(seeds))
     params = [SamplingParams(**knobs, max_tokens=4)] * 800
     llm = LLM(
         tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config | ALWAYS_DRAFT
