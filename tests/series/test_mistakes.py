@@ -4,7 +4,10 @@ python -m pytest tests/series/test_mistakes.py -k 05_sampling
 python -m parts mistakes 5                                      # the same, as a table
 """
 
+import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +40,22 @@ def known() -> list:
 @pytest.mark.parametrize("part", LANDED, ids=lambda part: part.name)
 def test_each_exercise_has_its_mistakes(part):
     load_mistakes(ROOT, part)
+
+
+def test_no_mistake_names_what_its_file_does_not_know(tmp_path):
+    """A name that a file imports no longer is found here in a second; its test would take half of CI."""
+    places = {}
+    for number, (part, mistake) in enumerate(case.values for case in known()):
+        changed = make(mistake, (ROOT / mistake.exercise.split(":")[0]).read_text(encoding="utf-8"))
+        write(tmp_path, f"m{number}.py", changed)
+        places[f"m{number}.py"] = f"{part.name}, {mistake.exercise}: {mistake.name!r}"
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821"]
+    done = subprocess.run(
+        [*ruff, "--output-format", "json", str(tmp_path)], capture_output=True, encoding="utf-8"
+    )
+    unknown = [f"{places[Path(at['filename']).name]}: {at['message']}" for at in json.loads(done.stdout)]
+    assert unknown == []
+    assert len(places) > 0
 
 
 @pytest.mark.timeout(3600)
