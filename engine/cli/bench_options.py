@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from engine.cli.serve_flags import LAST_PORT
+from engine.client.untrusted import check_port
 from engine.load.report import LatencyLimits
 
 LIMIT_FIELDS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of LatencyLimits
@@ -27,14 +27,14 @@ def request_url(base_url: str, endpoint: str | None) -> str | None:
 
 def check_address(url: str) -> None:
     """Raise ValueError if no request can be sent to `url`: it needs http:// or https://, a host, and a port
-    up to LAST_PORT.
+    that exists (`check_port`).
     """
     try:
+        check_port(url)
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise ValueError(f"{url}: {error}; {ADDRESS}") from None
-    is_port = parsed.port is None or parsed.port <= LAST_PORT
-    if parsed.scheme not in ("http", "https") or not parsed.host or not is_port:
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url}: {ADDRESS}")
 
 

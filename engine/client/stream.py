@@ -214,7 +214,9 @@ def _raise_for_error(response: httpx.Response) -> None:
 
 
 def _message(body: Any) -> str:
-    """The message in an error's JSON, or the whole JSON if it lacks the fields of OpenAI's errors."""
+    """The message in an error's JSON: OpenAI's `error.message`, or an `error` that is a text, as other
+    servers have it; otherwise the whole JSON.
+    """
     error = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else str(body)

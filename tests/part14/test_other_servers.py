@@ -151,7 +151,8 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, piece)
         ({"error": {"message": "no"}}, "no"),
         ({"error": {}}, "{'error': {}}"),
         ({"error": {"message": None}}, "{'error': {'message': None}}"),
-        ({"error": "x"}, "{'error': 'x'}"),
+        ({"error": "x"}, "x"),
+        ({"error": 7}, "{'error': 7}"),
         (["x"], "['x']"),
     ],
 )
