@@ -1,14 +1,16 @@
 """A decoding crowd, with a listener and without, in turns: what `part11_cost` and `part11_trace` measure.
 
-One engine takes turns: WINDOW steps with its listeners, WINDOW without. Processor time of each window, of all
-threads; a round's cost is the median difference of neighbours. Beside it, the time inside the listener alone,
-which other people's work on the machine disturbs least.
+One engine takes turns: WINDOW steps without its listeners, WINDOW with them, and so on. Processor time of each
+window, of all threads. A step takes longer the more tokens are held, so a window with listeners is compared
+with the mean of the one before it and the one behind it; a round's cost is the median of these differences.
+Beside it, the time inside the listener alone, which other people's work on the machine disturbs least.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from benchmarks.record import middle, quartiles
 from engine.cache.slots import SlotMemory
@@ -46,7 +48,9 @@ def seconds_inside(listener: Listener) -> list[float]:
 
 
 def take_turns(engine: LLMEngine, sequences: int) -> tuple[list[float], list[float]]:
-    """Processor seconds per step of each window: with the engine's listeners, and without."""
+    """Processor seconds per step of each window with the engine's listeners, and beside each the mean of the
+    two without that stand around it.
+    """
     scheduler, listening, silent = engine.scheduler, engine.listeners, Listeners()
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     for i in range(sequences):
@@ -54,17 +58,18 @@ def take_turns(engine: LLMEngine, sequences: int) -> tuple[list[float], list[flo
     for _ in range(WINDOW):
         engine.step()
     seconds: dict[Listeners, list[float]] = {listening: [], silent: []}
-    for _ in range((TOKENS - 2 * WINDOW) // (2 * WINDOW)):
-        for listeners in (listening, silent):
-            engine.listeners = scheduler.listeners = listeners
-            start = time.process_time()
-            for _ in range(WINDOW):
-                engine.step()
-            seconds[listeners].append((time.process_time() - start) / WINDOW)
+    turns = (TOKENS - 3 * WINDOW) // (2 * WINDOW)
+    for listeners in [silent, *[listening, silent] * turns]:
+        engine.listeners = scheduler.listeners = listeners
+        start = time.process_time()
+        for _ in range(WINDOW):
+            engine.step()
+        seconds[listeners].append((time.process_time() - start) / WINDOW)
     engine.listeners = scheduler.listeners = listening
     while engine.has_unfinished_requests():
         engine.step()
-    return seconds[listening], seconds[silent]
+    around = [statistics.mean(neighbours) for neighbours in pairwise(seconds[silent])]
+    return seconds[listening], around
 
 
 def workload(sequences: int, rounds: int) -> dict[str, str | int]:
