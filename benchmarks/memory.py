@@ -1,15 +1,11 @@
 """How much memory a call takes at its peak, beyond what was there before it.
 
-Two ways, which check each other: PyTorch's own record of every allocation (exact, the same on every run,
-blind to what is allocated behind PyTorch's back), and the system's count of a process's pages (sees
-everything, in a child of its own). Both on a CPU.
+On a CPU by PyTorch's own record of every allocation: exact, the same on every run, and blind to what is
+allocated behind PyTorch's back.
 """
 
 import json
-import multiprocessing
 import os
-import resource
-import sys
 import tempfile
 from collections.abc import Callable
 from itertools import accumulate
@@ -39,27 +35,3 @@ def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int:
     found = [event for event in events if event["name"] == "[memory]"]
     sizes = [event["args"]["Bytes"] for event in sorted(found, key=lambda event: event["ts"])]
     return max(accumulate(sizes, initial=0))
-
-
-def peak_resident_bytes(call: Callable[[], object]) -> int:
-    """By how much the call raises the most memory that a process ever had resident: in a child, forked from
-    here.
-    """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def child() -> None:
-        before = _most()
-        call()
-        sender.send(_most() - before)
-
-    process = context.Process(target=child)
-    process.start()
-    grown = receiver.recv()
-    process.join()
-    return grown
-
-
-def _most() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -3,9 +3,9 @@
     python -m benchmarks.part09_growth       # two minutes on a quiet machine
 
 One layer's attention over one whole sequence, in the shape of storyteller's heads, fp32, one thread. Memory
-is what the call holds at its peak beyond its inputs (benchmarks/memory.py; the system's own count beside
-it). Then: tiles of other sizes, and what a whole forward pass of storyteller and one request's decoding
-take with each kernel. In each round the sides take turns, and the quickest of a few calls counts.
+is what the call holds at its peak beyond its inputs (benchmarks/memory.py). Then: tiles of other sizes, and
+what a whole forward pass of storyteller and one request's decoding take with each kernel. In each round the
+sides take turns, and the quickest of a few calls counts.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.memory import peak_bytes, peak_resident_bytes
+from benchmarks.memory import peak_bytes
 from benchmarks.record import middle, quartiles, record, show, whole_numbers
 from benchmarks.workloads import rounds
 from engine.attention.interface import Spans
@@ -52,8 +52,8 @@ def seconds(call: Callable[[], object], least: float = 0.05) -> float:
 
 
 def growth(lengths: tuple[int, ...], repeats: int) -> dict[str, dict[str, list]]:
-    """name -> at each length: seconds by round, peak megabytes by PyTorch's record, and by the system's."""
-    found = {name: {"rounds": [], "mb": [], "resident_mb": []} for name in NAMES}
+    """name -> at each length: seconds by round, and peak megabytes."""
+    found = {name: {"rounds": [], "mb": []} for name in NAMES}
     for length in lengths:
         q, k, v = qkv(length)
         spans = Spans.of_one(length, length)
@@ -62,7 +62,6 @@ def growth(lengths: tuple[int, ...], repeats: int) -> dict[str, dict[str, list]]
         for name, call in calls.items():
             found[name]["rounds"].append(taken[name])
             found[name]["mb"].append(peak_bytes(call) / 1e6)
-            found[name]["resident_mb"].append(peak_resident_bytes(call) / 1e6)
     return found
 
 
@@ -110,14 +109,10 @@ def main() -> None:
             "seconds": [statistics.median(taken) for taken in found["rounds"]],
             "rounds": [quartiles(taken) for taken in found["rounds"]],
             "mb": found["mb"],
-            "resident_mb": found["resident_mb"],
         }
         for name, found in grown.items()
     }
-    last = {
-        name: {key: found[key][-1] for key in ("seconds", "mb", "resident_mb")}
-        for name, found in by_length.items()
-    }
+    last = {name: {key: found[key][-1] for key in ("seconds", "mb")} for name, found in by_length.items()}
     over = {
         name: {key: last["eager"][key] / value for key, value in last[name].items()}
         for name in ("sdpa", "tiled")

@@ -151,7 +151,10 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
 def in_turns(
     sides: dict[str, Callable[[], float]], number: int, to: str
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The median ms of each side, and by round its time over that of the side `to`."""
+    """The median ms of each side, and by round its time over that of the side `to`. A round before them warms
+    up.
+    """
+    rounds(sides, 1)
     seconds = rounds(sides, number)
     return {side: statistics.median(s) * 1e3 for side, s in seconds.items()}, ratios(seconds, to)
 
@@ -181,7 +184,7 @@ def main() -> None:
                 rows.append([name, requests, ms["cannot be asked"], *map(middle, list(of.values())[1:])])
                 key = "gpt2_shape" if shape else name
                 figures["step"][f"{key}_{requests}"] = {"ms": ms} | kept(of)
-                inside = {side: bench.inside[side, requests] for side in SIDES if side != "cannot be asked"}
+                inside = {side: bench.inside[side, requests][1:] for side in list(SIDES)[1:]}
                 figures["scorer"][f"{key}_{requests}"] = {"ms_of_rounds": inside}
                 scorers.append([name, requests, ms["nobody asks"], *map(middle, inside.values())])
             # One slot, long enough for the prompt.

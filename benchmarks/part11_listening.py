@@ -1,9 +1,9 @@
 """A decoding crowd, with a listener and without, in turns: what `part11_cost` and `part11_trace` measure.
 
-One engine takes turns: WINDOW steps without its listeners, WINDOW with them, and so on. Processor time of each
-window, of all threads. A step takes longer the more tokens are held, so a window with listeners is compared
-with the mean of the one before it and the one behind it; a round's cost is the median of these differences.
-Beside it, the time inside the listener alone, which other people's work on the machine disturbs least.
+One engine takes turns: WINDOW steps without its listeners, WINDOW with them, and so on. Processor time of
+each window, of all threads. A step takes longer the more tokens are held, so a window with listeners is
+compared with the mean of the one before it and the one behind it; a round's cost is the median of these
+differences. Beside it, the time inside the listener alone, which other people's work disturbs least.
 """
 
 import statistics

@@ -5,7 +5,7 @@
 Processor time per step, by phase, of sequences that decode from 1,000 tokens on: `schedule` (with the
 reservation of blocks, and the whole record of the step), `update` (with the commitment of full blocks to the
 prefix cache), and of the first, the block tables and slot mapping, made once more. No model, no attention.
-Each is the mean of 20 steps in the least disturbed of --windows.
+Each is the mean of 20 steps, in the median of --windows.
 """
 
 import statistics

@@ -1,10 +1,10 @@
-"""What does the block table cost by itself, and what does the reader in C gain?
+"""What do pages cost beside slots, and what does the reader in C gain?
 
     python -m benchmarks.part12_table [--repeats 5] [--requests 128]       # on a quiet machine
 
-Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Between the first two sides the
-table alone differs, between the last two the reader alone: slots read by `Ragged`; pages read by `Ragged`;
-pages read by page_reader.c. All sides take turns in each round.
+Part 8's workload on `storyteller`, 8 at once, one thread, nothing shared. Slots read by `Ragged`; pages read
+by `Ragged`; pages read by page_reader.c. Between the first two the memory differs (its layout, its table, and
+what the host does for it), between the last two the reader alone. All sides take turns in each round.
 """
 
 import sys

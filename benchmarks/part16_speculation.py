@@ -7,7 +7,7 @@ prompts are held-out stories' beginnings. All sides of a comparison take turns i
 same: a ratio is the median over the rounds of one round's two times.
 
 1. One stream: Part 3's loop and the engine without drafts, beside 1 to 5 drafts, and a length that adapts.
-2. What a step costs: verification of 1 to 8 rows, and a pass of the draft model, alone. Then speed against
+2. What a step costs: its passes, verification of 1 to 8 rows and the draft model's. Then speed against
    acceptance: three drafts a step, of which a share is spoilt on purpose.
 3. A crowd: 1 to 32 requests at once; in CPU time, the sides in turns step by step.
 4. n-grams: on stories, and on requests that are told to repeat themselves (frequency_penalty −1.5).
@@ -168,20 +168,22 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
 
 @torch.inference_mode()
 def step_costs(models: Models) -> dict:
-    """Milliseconds, at a context of 100 tokens: verification by rows, and a pass of the draft."""
+    """Milliseconds of the passes of a step, at a context of 100 tokens: verification of 1 to 8 rows, and a pass
+    of the draft model. They follow one another as in a step, k drafts and then k + 1 rows, and steps of a
+    length follow one another: a pass is quicker if its weights were used just before.
+    """
 
     def pass_of(model, rows: int) -> Callable[[], object]:
         cache = SingleCache(model.config, 128)
         cache.length, ids, positions = 100, torch.arange(300, 300 + rows), torch.arange(100, 100 + rows)
         return lambda: model.logits(model(ids, positions, cache.attend)).argmax(-1)
 
-    passes = {f"rows_{n}": pass_of(models.target, n) for n in range(1, 9)}
-    passes["draft"] = pass_of(models.draft, 1)
+    passes = {f"rows_{n}": pass_of(models.target, n) for n in range(1, 9)} | {"draft": pass_of(models.draft, 1)}
     times: dict[str, list[float]] = {name: [] for name in passes}
-    for _ in range(150):
-        for name, run in passes.items():
+    for k in [*range(8)] * 10:
+        for name in [*["draft"] * k, f"rows_{k + 1}"] * 20:
             start = time.perf_counter()
-            run()
+            passes[name]()
             times[name].append((time.perf_counter() - start) * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}
 

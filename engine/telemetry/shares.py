@@ -49,8 +49,8 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
 class Weights:
     """By how many nanoseconds one more token of each kind lengthens a step.
 
-    The defaults are rounded results of `benchmarks/part19_weights.py` for the model `storyteller`; the
-    results name the machine. Raises ValueError for a weight out of range.
+    The defaults were measured by `benchmarks/part19_weights.py` for the model `storyteller` on one machine,
+    and rounded; another machine has others. Raises ValueError for a weight out of range.
     """
 
     input: int = 190_000  # a prompt token, computed together with others
