@@ -8,7 +8,7 @@ same: a ratio is the median over the rounds of one round's two times.
 
 1. One stream: Part 3's loop and the engine without drafts, beside 1 to 5 drafts, and a length that adapts.
 2. What a step costs: its passes, verification of 1 to 8 rows and the draft model's. Then speed against
-   acceptance: three drafts a step, of which a share is spoilt on purpose.
+   acceptance: three drafts a step, of which a share is spoilt on purpose; and where such a step's time goes.
 3. A crowd: 1 to 32 requests at once; in CPU time, the sides in turns step by step.
 4. n-grams: on stories, and on requests that are told to repeat themselves (frequency_penalty −1.5).
 """
@@ -38,8 +38,11 @@ from engine.cache.single import CachedForward, SingleCache
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
+from engine.execution.runner import Logits, ModelRunner, Way
 from engine.machine.collector import rare_collections
+from engine.requests.batch import Batch
 from engine.speculation.capability import Tally
+from engine.speculation.draft_model import DraftModel
 
 MOST = 5  # drafts at once
 CROWDS = (1, 2, 4, 8, 16, 32)
@@ -168,9 +171,9 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
 
 @torch.inference_mode()
 def step_costs(models: Models) -> dict:
-    """Milliseconds of the passes of a step, at a context of 100 tokens: verification of 1 to 8 rows, and a pass
-    of the draft model. They follow one another as in a step, k drafts and then k + 1 rows, and steps of a
-    length follow one another: a pass is quicker if its weights were used just before.
+    """Milliseconds of a step's passes, at a context of 100 tokens: verification of 1 to 8 rows, and a pass of
+    the draft model. They follow one another as in a step, k drafts and then k + 1 rows, and steps of a length
+    follow one another: a pass is quicker if its weights were used just before.
     """
 
     def pass_of(model, rows: int) -> Callable[[], object]:
@@ -178,7 +181,8 @@ def step_costs(models: Models) -> dict:
         cache.length, ids, positions = 100, torch.arange(300, 300 + rows), torch.arange(100, 100 + rows)
         return lambda: model.logits(model(ids, positions, cache.attend)).argmax(-1)
 
-    passes = {f"rows_{n}": pass_of(models.target, n) for n in range(1, 9)} | {"draft": pass_of(models.draft, 1)}
+    passes = {f"rows_{n}": pass_of(models.target, n) for n in range(1, 9)}
+    passes["draft"] = pass_of(models.draft, 1)
     times: dict[str, list[float]] = {name: [] for name in passes}
     for k in [*range(8)] * 10:
         for name in [*["draft"] * k, f"rows_{k + 1}"] * 20:
@@ -186,6 +190,56 @@ def step_costs(models: Models) -> dict:
             passes[name]()
             times[name].append((time.perf_counter() - start) * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+class TimedWay:
+    """A runner's way to compute a pass, whose seconds are added up."""
+
+    def __init__(self, way: Way) -> None:
+        self.way, self.fits, self.seconds = way, way.fits, 0.0
+
+    def __call__(self, batch: Batch) -> Logits:
+        start = time.perf_counter()
+        logits = self.way(batch)
+        self.seconds += time.perf_counter() - start
+        return logits
+
+
+def inside_a_step(models: Models, tokens: int) -> dict[str, float]:
+    """Where the milliseconds of a step go whose drafts never stand. Passes are the engine's, over pages."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    engine = with_draft_model(models, Fixed(DRAFTS))
+    speculation = speculation_of(engine)
+    draft_model, steps, proposing = speculation.proposer, 0, 0.0
+    assert isinstance(draft_model, DraftModel)
+    runner, reader = engine.executor, draft_model.runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(reader, ModelRunner)
+    target, draft = TimedWay(runner.ways[0]), TimedWay(reader.ways[0])
+    runner.ways, reader.ways = [target], [draft]
+    speculation.proposer = Spoilt(draft_model, 1.0)
+    tell(engine, PROMPTS[:1], params)  # to warm up
+    propose, target.seconds, draft.seconds, total = speculation.proposer.propose, 0.0, 0.0, 0.0
+
+    def timed(inputs):
+        nonlocal proposing
+        start = time.perf_counter()
+        made = propose(inputs)
+        proposing += time.perf_counter() - start
+        return made
+
+    speculation.proposer.propose = timed
+    for prompt in PROMPTS:
+        before = speculation.tally.drafts
+        total += tell(engine, [prompt], params)[1]
+        steps += speculation.tally.drafts - before
+    parts = {
+        "target": target.seconds,
+        "drafts": draft.seconds,
+        "around_drafts": proposing - draft.seconds,
+        "rest": total - target.seconds - proposing,
+    }
+    return {name: seconds / steps * 1e3 for name, seconds in parts.items()}
 
 
 def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) -> tuple[dict, list[dict]]:
@@ -283,6 +337,7 @@ def main() -> None:
     costs = step_costs(models)
     fixed, figures["acceptance"] = against_acceptance(models, options.tokens, options.rounds, costs)
     figures["ms"] = costs | fixed
+    figures["inside"] = inside_a_step(models, options.tokens)
     many = load(rows=16)
     figures["crowd"], tables["crowd"] = crowds(many, options.tokens // 2, options.rounds)
     figures["ngram"], tables["ngram"] = ngrams(models, options.tokens, options.rounds)

@@ -413,61 +413,61 @@ def test_with_a_bound_far_fewer_are_let_in_and_wait_for_nothing():
     assert (round(in_vain("no bound"), 1), round(in_vain("a bound of 13"), 2)) == (3.1, 0.16)
 
 
-def test_eight_rows_cost_less_than_two_and_a_draft_more_than_a_third():
+def test_eight_rows_cost_little_more_than_two_and_a_draft_a_quarter():
     ms = figures("part16_speculation")["ms"]
-    assert ms["rows_8"] < 2 * ms["rows_1"]
-    assert ms["draft"] > ms["rows_1"] / 3
+    assert ms["rows_8"] / ms["rows_1"] == pytest.approx(2.1, abs=0.15)
+    assert ms["draft"] / ms["rows_1"] == pytest.approx(0.25, abs=0.03)
 
 
-def test_the_formula_fitted_at_one_draft_says_the_others_to_a_tenth_and_which_are_best():
+def test_the_formula_fitted_at_one_draft_says_too_much_of_the_others_since_f_is_not_fixed():
     """The same curve as articles/figures/16_formula.py draws."""
     found = figures("part16_speculation")
     ms, one = found["ms"], found["one"]
     measured = {k: one["tokens_per_second"][f"{k} drafts"] for k in range(1, 6)}
     alpha = one["tokens_per_step"]["1 drafts"] - 1
     fixed = 1000 * (1 + alpha) / measured[1] - ms["rows_2"] - ms["draft"]
-    said = {
-        k: 1000 * sum(alpha**j for j in range(k + 1)) / (fixed + ms[f"rows_{k + 1}"] + k * ms["draft"])
-        for k in measured
+    too_high = {
+        k: 1000
+        * sum(alpha**j for j in range(k + 1))
+        / (fixed + ms[f"rows_{k + 1}"] + k * ms["draft"])
+        / speed
+        for k, speed in measured.items()
     }
-    assert said == pytest.approx(measured, rel=0.1)
-    assert {max(said, key=said.get), max(measured, key=measured.get)} == {3, 4}
-    assert max(measured.values()) < one["tokens_per_second"]["this engine, no drafts"]
+    assert min(too_high[k] for k in (2, 3, 4, 5)) > 1.05
+    assert max(too_high.values()) == pytest.approx(7 / 6, abs=0.02), "at worst by a sixth"
+    inside = found["inside"]
+    each = (inside["drafts"] + inside["around_drafts"]) / 3 - ms["draft"]
+    assert each == pytest.approx(0.1, abs=0.02), "each pass brings 0.1 ms of its own"
 
 
-def test_no_length_pays_on_this_machine_and_three_drafts_did_on_the_slower_one():
-    gain = figures("part16_speculation")["one"]["gain"]
+def test_no_length_pays_on_this_machine_and_it_is_the_fixed_cost_that_turns_the_gain():
+    found = figures("part16_speculation")
+    gain, shown = found["one"]["gain"], {name: round(ms, 2) for name, ms in found["ms"].items()}
     assert max(gain, key=gain.get) == "Part 3's loop"
-    plain = gain.pop("this engine, no drafts")
-    assert all(plain > value for name, value in gain.items() if name != "Part 3's loop")
-
-    said, times = {}, {}
-    for name in ("part16_speculation", "part16_speculation_slower"):
-        found = figures(name)
-        shown = {what: round(value, 2) for what, value in found["ms"].items()}  # as the article shows it
-        tokens = round(sum(round(found["acceptance"][0]["alpha"], 2) ** j for j in range(4)), 2)
-        step = shown["fixed_with_drafts"] + shown["rows_4"] + 3 * shown["draft"]
-        said[name] = tokens, round(tokens * shown["plain_step"] / step, 2)
-        times[name] = [found["ms"][what] for what in ("plain_step", "draft", "fixed_with_drafts")]
-    assert list(said.values()) == [(2.91, 0.92), (3.04, 1.22)]
-    faster = [slow / fast for fast, slow in zip(*times.values(), strict=True)]
-    assert faster == pytest.approx([4.5, 3, 2.5], abs=0.06)
+    assert sorted(gain, key=gain.get)[-2] == "this engine, no drafts"
+    assert found["one"]["tokens_per_step"]["3 drafts"] == pytest.approx(3, abs=0.05)
+    assert shown["fixed_with_drafts"] == pytest.approx(shown["plain_step"], rel=0.1)
+    step = shown["fixed"] + shown["rows_5"] + 4 * shown["draft"]
+    tokens = round(found["one"]["tokens_per_step"]["4 drafts"], 1)
+    assert (tokens, round(tokens * shown["plain_step"] / step, 2)) == (3.5, 1.39)
+    assert sum(found["inside"].values()) == pytest.approx(found["ms"]["step_with_drafts"], rel=0.1)
 
 
-def test_drafts_lose_in_a_crowd_and_more_so_the_larger_it_is():
+def test_drafts_lose_in_a_crowd_and_most_in_a_large_one():
     crowd = figures("part16_speculation")["crowd"].values()
     fixed, adaptive = ([side[name] for side in crowd] for name in ("fixed", "adaptive"))
     assert max(*fixed, *adaptive) < 1
-    assert fixed[0] > fixed[1] > fixed[2] > fixed[3] > max(fixed[4:])
+    assert fixed[0] > fixed[1] > max(fixed[2:])
     assert min(adaptive[2:]) == pytest.approx(0.95, abs=0.01), "up to a twentieth"
-    assert adaptive[0] == pytest.approx(0.9, abs=0.02), "a tenth"
 
 
-def test_where_a_text_repeats_itself_fixed_n_grams_gain_and_adaptive_ones_hardly():
+def test_where_a_text_repeats_itself_fixed_n_grams_gain_and_of_adaptive_ones_it_cannot_be_told():
     stories, repeats = (figures("part16_speculation")["ngram"][text] for text in ("stories", "repeats"))
-    assert repeats["fixed"] > 1.1
-    assert 1 < repeats["adaptive"] < 1.05
-    assert 0.4 < (1 - stories["adaptive"]) / (1 - stories["fixed"]) < 0.6, "it loses half as much"
+    rows = rows_of("part16_speculation", "ngram")
+    assert spread_of(rows[2][4])[0] > 1
+    assert spread_of(rows[3][4])[0] < 1 < spread_of(rows[3][4])[1]
+    assert repeats["fixed"] > repeats["adaptive"]
+    assert 0.4 < (1 - stories["adaptive"]) / (1 - stories["fixed"]) < 0.65, "it loses about half as much"
 
 
 def test_codes_of_eight_bits_are_faster_on_a_cpu_and_of_four_slower():
