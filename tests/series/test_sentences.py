@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.record import read_record
 from engine.telemetry.shares import Weights
+from tests.series.conftest import ROOT
+from tests.series.test_notebook_figures import printed
 
 
 def figures(name: str) -> dict:
@@ -451,6 +453,12 @@ def test_no_length_pays_on_this_machine_and_it_is_the_fixed_cost_that_turns_the_
     tokens = round(found["one"]["tokens_per_step"]["4 drafts"], 1)
     assert (tokens, round(tokens * shown["plain_step"] / step, 2)) == (3.5, 1.39)
     assert sum(found["inside"].values()) == pytest.approx(found["ms"]["step_with_drafts"], rel=0.1)
+
+
+def test_the_notebooks_loop_which_has_no_engine_around_it_gains_a_third_with_three_drafts():
+    notebook = (ROOT / "notebooks/16_speculative_decoding.ipynb").read_text(encoding="utf-8")
+    (gain,) = printed(notebook, r"3 drafts: (\d\.\d+) times as fast")
+    assert float(gain) == pytest.approx(4 / 3, abs=0.05)
 
 
 def test_drafts_lose_in_a_crowd_and_most_in_a_large_one():
