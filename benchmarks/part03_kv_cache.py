@@ -161,7 +161,7 @@ def race(sides: dict[str, Side], prompt: list[int], repeats: int) -> dict[str, l
 
 
 def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
-    """Milliseconds for the token after `length` others, with a cache; the fastest of several, in turns."""
+    """Milliseconds for the token after `length` others, with a cache; the fastest of several."""
     forwards = {name: CachedForward(model) for name, model in models.items()}
     vocabulary = next(iter(models.values())).config.vocab_size
     ids = [token % vocabulary for token in range(1, max(CURVE) + repeats + 2)]
@@ -170,8 +170,8 @@ def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
         for forward in forwards.values():
             forward(ids[:length])  # catches up on the tokens in between
         times: dict[str, list[float]] = {name: [] for name in forwards}
-        for i in range(1, repeats + 1):
-            for name, forward in forwards.items():
+        for name, forward in forwards.items():  # by itself: others' weights would push its own out of a cache
+            for i in range(1, repeats + 1):
                 start = time.perf_counter()
                 forward(ids[: length + i])
                 times[name].append((time.perf_counter() - start) * 1e3)

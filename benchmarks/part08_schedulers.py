@@ -3,10 +3,10 @@
     python -m benchmarks.part08_schedulers [--repeats 5]      # two or three minutes
 
 One engine, one cache of 8 slots, 128 requests on `storyteller`, greedy, end of sequence ignored; only the
-scheduler changes, and each has its weights packed for its rows, and the better of 1 and 2 torch threads by a
-first round of a quarter of the requests. In the rounds that count the schedulers take turns. Static
-batches are run twice: as Part 7 does, where a request that has ended leaves its row, and as Hugging Face's
-`generate` does, where all rows go on to the longest (only the tokens asked for count).
+scheduler changes, and each has its weights packed for its rows. One torch thread, as in Part 7, whose numbers
+predict this race. The schedulers take turns. Static batches are run twice: as Part 7 does, where a request
+that has ended leaves its row, and as Hugging Face's `generate` does, where all rows go on to the longest
+(only the tokens asked for count).
 In the same rounds, twelve short requests beside two long ones: how long do the short ones wait?
 """
 
@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import middle, quartiles, record, show, whole_numbers
-from benchmarks.workloads import Job, faster_threads, jobs, ratios, rounds, run_engine
+from benchmarks.workloads import Job, jobs, ratios, rounds, run_engine
 from engine.cache.slots import SlotCache
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -31,7 +31,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.static import StaticScheduler
 from engine.text.tokenizer import Tokenizer
 
-WIDTH, BUDGET, THREADS = 8, 512, (1, 2)
+WIDTH, BUDGET = 8, 512
 FIFO, STATIC, CONTINUOUS = "FIFO (Part 6)", "static batches of 8 (Part 7)", "continuous, 8 at once (Part 8)"
 TO_LONGEST = "static, all rows to the longest"
 SCHEDULERS: dict[str, tuple[int, Callable[[SlotCache], Scheduler]]] = {  # rows of a step, scheduler
@@ -49,33 +49,31 @@ def to_longest(work: list[Job]) -> list[Job]:
 
 
 class Race:
-    """Runs of each scheduler with 1 and 2 torch threads, and a model packed for both."""
+    """Runs of each scheduler, with a model packed for its rows."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.models = tokenizer, {}
-        for name, (rows, _) in SCHEDULERS.items():
-            for threads in THREADS:
-                torch.set_num_threads(threads)
-                self.models[name, threads] = load_model(
-                    "storyteller", transform=partial(pack_linears, rows=rows)
-                )
+        self.tokenizer = tokenizer
+        self.models = {
+            name: load_model("storyteller", transform=partial(pack_linears, rows=rows))
+            for name, (rows, _) in SCHEDULERS.items()
+        }
 
-    def run(self, name: str, threads: int, work: list[Job]) -> tuple[float, dict[str, float], list]:
+    def run(self, name: str, work: list[Job]) -> tuple[float, dict[str, float], list]:
         """Seconds, finishing time of each request, and the steps' records."""
-        torch.set_num_threads(threads)
         work = to_longest(work) if name == TO_LONGEST else work
-        model, make = self.models[name, threads], SCHEDULERS[name][1]
-        seconds, finished, records = run_engine(model, self.tokenizer, work, WIDTH, make)
+        make = SCHEDULERS[name][1]
+        seconds, finished, records = run_engine(self.models[name], self.tokenizer, work, WIDTH, make)
         return seconds, finished, records.steps
 
 
 def main() -> None:
     options = whole_numbers(__doc__.splitlines()[0], repeats=5, requests=128)
+    torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     race, work = Race(tokenizer), jobs(options.requests, tokenizer.vocab_size)
     tokens = sum(output for _, output in work)
-    few = work[: len(work) // 4]
-    threads = faster_threads(SCHEDULERS, THREADS, lambda name, n: race.run(name, n, few)[0])
+    for name in SCHEDULERS:  # to warm up
+        race.run(name, work[: len(work) // 4])
 
     # Two long requests arrive first, twelve short ones behind them; every place is taken by then.
     mixed = [([7] * 64, 180), ([9] * 64, 180)] + [([11 + i] * 16, 16) for i in range(12)]
@@ -83,10 +81,10 @@ def main() -> None:
     waits: dict[str, list[float]] = {name: [] for name in SCHEDULERS if name != TO_LONGEST}
 
     def side(name: str) -> float:
-        seconds, _, records = race.run(name, threads[name], work)
+        seconds, _, records = race.run(name, work)
         steps[name] = len(records)
         if name in waits:
-            finished = race.run(name, threads[name], mixed)[1]
+            finished = race.run(name, mixed)[1]
             waits[name].append(statistics.mean(finished[str(i)] for i in range(2, len(mixed))) * 1e3)
         return seconds
 
@@ -96,18 +94,17 @@ def main() -> None:
     kept = {name: quartiles(values) for name, values in seconds.items()}
     wait = {name: quartiles(values) for name, values in waits.items()}
     rows = [
-        [name, threads[name], middle(seconds[name]), middle(of_fifo[name]), tokens / kept[name]["median"],
-         steps[name], middle(waits[name]) if name in waits else ""]
+        [name, middle(seconds[name]), middle(of_fifo[name]), tokens / kept[name]["median"], steps[name],
+         middle(waits[name]) if name in waits else ""]
         for name in SCHEDULERS
     ]  # fmt: skip
     columns = [
-        "scheduler", "threads", "seconds", "of FIFO's", "tokens/s", "steps",
-        "short requests' mean latency, ms",
+        "scheduler", "seconds", "of FIFO's", "tokens/s", "steps", "short requests' mean latency, ms",
     ]  # fmt: skip
     tables = {"race": {"columns": columns, "rows": rows}}
     workload = {
         "requests": len(work), "prompt_tokens": "8 to 128", "output_tokens": "16 to 128", "slots": WIDTH,
-        "max_num_batched_tokens": BUDGET, "repeats": options.repeats, "torch_threads": "best of 1 and 2",
+        "max_num_batched_tokens": BUDGET, "repeats": options.repeats,
         "mixed": "2 of 180 tokens, then 12 of 16",
     }  # fmt: skip
     figures = {

@@ -25,6 +25,7 @@ MODEL = "storyteller"
 PROMPT = [300] * 16
 TOKENS = 240
 WINDOW = 10  # steps
+INSIDE = "inside the listener, by its own clock"
 
 
 def engine_for(tokenizer: Tokenizer, model, sequences: int) -> LLMEngine:
@@ -111,5 +112,5 @@ class Costs:
         return [
             [silent, middle(self.step_ms), None],
             [more, middle(self.difference_ms), f"{figures['difference_share']:.1%}"],
-            ["of that, inside the listener", middle(self.listener_ms), f"{figures['listener_share']:.1%}"],
+            [INSIDE, middle(self.listener_ms), f"{figures['listener_share']:.1%}"],
         ]

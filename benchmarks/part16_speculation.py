@@ -206,20 +206,21 @@ class TimedWay:
 
 
 def inside_a_step(models: Models, tokens: int) -> dict[str, float]:
-    """Where the milliseconds of a step go whose drafts never stand. Passes are the engine's, over pages."""
+    """Where the milliseconds of a step go whose drafts never stand. Passes are the engine's, over pages.
+    Medians over steps that verify drafts and propose the next.
+    """
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     engine = with_draft_model(models, Fixed(DRAFTS))
     speculation = speculation_of(engine)
-    draft_model, steps, proposing = speculation.proposer, 0, 0.0
+    draft_model, proposing = speculation.proposer, 0.0
     assert isinstance(draft_model, DraftModel)
     runner, reader = engine.executor, draft_model.runner
     assert isinstance(runner, ModelRunner)
     assert isinstance(reader, ModelRunner)
     target, draft = TimedWay(runner.ways[0]), TimedWay(reader.ways[0])
     runner.ways, reader.ways = [target], [draft]
-    speculation.proposer = Spoilt(draft_model, 1.0)
-    tell(engine, PROMPTS[:1], params)  # to warm up
-    propose, target.seconds, draft.seconds, total = speculation.proposer.propose, 0.0, 0.0, 0.0
+    spoilt = Spoilt(draft_model, 1.0)
+    propose = spoilt.propose
 
     def timed(inputs):
         nonlocal proposing
@@ -228,18 +229,26 @@ def inside_a_step(models: Models, tokens: int) -> dict[str, float]:
         proposing += time.perf_counter() - start
         return made
 
-    speculation.proposer.propose = timed
+    spoilt.propose, speculation.proposer = timed, spoilt
+    tell(engine, PROMPTS[:1], params)  # to warm up
+    steps: list[dict[str, float]] = []
     for prompt in PROMPTS:
-        before = speculation.tally.drafts
-        total += tell(engine, [prompt], params)[1]
-        steps += speculation.tally.drafts - before
-    parts = {
-        "target": target.seconds,
-        "drafts": draft.seconds,
-        "around_drafts": proposing - draft.seconds,
-        "rest": total - target.seconds - proposing,
-    }
-    return {name: seconds / steps * 1e3 for name, seconds in parts.items()}
+        engine.add_request("0", prompt, params)
+        while engine.has_unfinished_requests():
+            target.seconds = draft.seconds = proposing = 0.0
+            verified, start = speculation.tally.proposed, time.perf_counter()
+            engine.step()
+            took = time.perf_counter() - start
+            if speculation.tally.proposed - verified == DRAFTS and proposing:
+                steps.append(
+                    {
+                        "target": target.seconds,
+                        "drafts": draft.seconds,
+                        "around_drafts": proposing - draft.seconds,
+                        "rest": took - target.seconds - proposing,
+                    }
+                )
+    return {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
 
 
 def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) -> tuple[dict, list[dict]]:
