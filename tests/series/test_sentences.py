@@ -428,31 +428,43 @@ def test_the_formula_fitted_at_one_draft_says_too_much_of_the_others_since_f_is_
     measured = {k: one["tokens_per_second"][f"{k} drafts"] for k in range(1, 6)}
     alpha = one["tokens_per_step"]["1 drafts"] - 1
     fixed = 1000 * (1 + alpha) / measured[1] - ms["rows_2"] - ms["draft"]
-    too_high = {
-        k: 1000
-        * sum(alpha**j for j in range(k + 1))
-        / (fixed + ms[f"rows_{k + 1}"] + k * ms["draft"])
-        / speed
-        for k, speed in measured.items()
+    said = {
+        k: 1000 * sum(alpha**j for j in range(k + 1)) / (fixed + ms[f"rows_{k + 1}"] + k * ms["draft"])
+        for k in (2, 3, 4, 5)
     }
-    assert min(too_high[k] for k in (2, 3, 4, 5)) > 1.05
-    assert max(too_high.values()) == pytest.approx(7 / 6, abs=0.02), "at worst by a sixth"
+    too_high = [speed / measured[k] for k, speed in said.items()]
+    assert min(too_high) > 1.05
+    assert max(too_high) == pytest.approx(7 / 6, abs=0.02), "at worst by a sixth"
+    plain = one["tokens_per_second"]["this engine, no drafts"]
+    assert max(measured.values()) < plain < min(said.values()), "and that decides"
     inside = found["inside"]
     each = (inside["drafts"] + inside["around_drafts"]) / 3 - ms["draft"]
     assert each == pytest.approx(0.1, abs=0.02), "each pass brings 0.1 ms of its own"
 
 
-def test_no_length_pays_on_this_machine_and_it_is_the_fixed_cost_that_turns_the_gain():
+def test_nothing_is_gained_on_this_machine_and_both_terms_eat_it():
     found = figures("part16_speculation")
-    gain, shown = found["one"]["gain"], {name: round(ms, 2) for name, ms in found["ms"].items()}
-    assert max(gain, key=gain.get) == "Part 3's loop"
-    assert sorted(gain, key=gain.get)[-2] == "this engine, no drafts"
-    assert found["one"]["tokens_per_step"]["3 drafts"] == pytest.approx(3, abs=0.05)
-    assert shown["fixed_with_drafts"] == pytest.approx(shown["plain_step"], rel=0.1)
-    step = shown["fixed"] + shown["rows_5"] + 4 * shown["draft"]
-    tokens = round(found["one"]["tokens_per_step"]["4 drafts"], 1)
-    assert (tokens, round(tokens * shown["plain_step"] / step, 2)) == (3.5, 1.39)
+    rows = {row[0]: row[3] for row in rows_of("part16_speculation", "one")}
+    least, most = spread_of(rows["this engine, no drafts"])
+    assert all(spread_of(rows[f"{k} drafts"])[1] < 1 for k in range(1, 6)), "none reaches Part 3's loop"
+    for k in (3, 4, 5):
+        assert spread_of(rows[f"{k} drafts"])[0] < most
+        assert least < spread_of(rows[f"{k} drafts"])[1], "nor can be told from no drafts"
+    assert spread_of(rows["adaptive, up to 5"])[1] < least, "less than no drafts"
+    shown = {name: round(ms, 2) for name, ms in found["ms"].items()}
+    tokens = round(found["one"]["tokens_per_step"]["3 drafts"], 1)
+    passes, drafts = shown["rows_4"], 3 * shown["draft"]
+    steps = {
+        "F' as small as F": shown["fixed"] + passes + drafts,
+        "drafts for nothing": shown["fixed_with_drafts"] + passes,
+        "as it is": shown["fixed_with_drafts"] + passes + drafts,
+    }
+    assert [round(tokens * shown["plain_step"] / step, 2) for step in steps.values()] == [1.46, 1.25, 0.99]
+    gain = found["one"]["gain"]
+    assert round(gain["3 drafts"] / gain["this engine, no drafts"], 2) == 0.99
     assert sum(found["inside"].values()) == pytest.approx(found["ms"]["step_with_drafts"], rel=0.1)
+    beside = found["inside"]["around_drafts"] + found["inside"]["rest"]
+    assert 0.5 < beside / found["ms"]["fixed_with_drafts"] < 0.7, "more than half of it"
 
 
 def test_the_notebooks_loop_which_has_no_engine_around_it_gains_a_third_with_three_drafts():
@@ -466,16 +478,16 @@ def test_drafts_lose_in_a_crowd_and_most_in_a_large_one():
     fixed, adaptive = ([side[name] for side in crowd] for name in ("fixed", "adaptive"))
     assert max(*fixed, *adaptive) < 1
     assert fixed[0] > fixed[1] > max(fixed[2:])
-    assert min(adaptive[2:]) == pytest.approx(0.95, abs=0.01), "up to a twentieth"
+    assert min(adaptive[1:]) > 0.9, "it still loses some percent"
+    assert max(row[4] for row in rows_of("part16_speculation", "crowd")[1:]) < 0.2, "with next to no drafts"
 
 
 def test_where_a_text_repeats_itself_fixed_n_grams_gain_and_of_adaptive_ones_it_cannot_be_told():
-    stories, repeats = (figures("part16_speculation")["ngram"][text] for text in ("stories", "repeats"))
-    rows = rows_of("part16_speculation", "ngram")
+    stories, rows = figures("part16_speculation")["ngram"]["stories"], rows_of("part16_speculation", "ngram")
     assert spread_of(rows[2][4])[0] > 1
     assert spread_of(rows[3][4])[0] < 1 < spread_of(rows[3][4])[1]
-    assert repeats["fixed"] > repeats["adaptive"]
-    assert 0.4 < (1 - stories["adaptive"]) / (1 - stories["fixed"]) < 0.65, "it loses about half as much"
+    assert stories["fixed"] == pytest.approx(0.8, abs=0.03), "a fifth"
+    assert 0.9 < stories["adaptive"] < 1, "some percent"
 
 
 def test_codes_of_eight_bits_are_faster_on_a_cpu_and_of_four_slower():
