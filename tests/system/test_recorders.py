@@ -1,15 +1,17 @@
 """What benchmarks share: rounds and their spread, a server of its own, texts, points that make a curve."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from benchmarks import part15_goodput
+from benchmarks import part11_listening, part15_goodput
 from benchmarks.load_process import server_process
 from benchmarks.record import corpus, middle, quartiles
 from benchmarks.workloads import faster_threads, ratios, rounds
+from engine.requests.listeners import Listener, Listeners
 
 
 def test_a_cell_has_the_median_of_the_rounds_and_the_least_and_the_most():
@@ -97,3 +99,33 @@ def test_points_of_two_machines_make_none(points):
     with pytest.raises(ValueError, match="of several machines"):
         part15_goodput.together()
     assert "derived" not in points
+
+
+class GrowingSteps:
+    """Stands for an engine: each step takes longer than the one before, and 5 more with listeners."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.listeners, self.scheduler = Listeners([Listener()]), SimpleNamespace(listeners=None)
+        self.clock, self.steps = clock, 0
+
+    def add_request(self, *request: object) -> None:
+        pass
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def step(self) -> None:
+        self.steps += 1
+        assert self.scheduler.listeners in (None, self.listeners)
+        self.clock[0] += self.steps + (5 if self.listeners else 0)
+
+
+def test_what_a_listener_costs_is_not_mixed_up_with_steps_that_grow(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(part11_listening.time, "process_time", lambda: clock[0])
+    engine = GrowingSteps(clock)
+    listening, silent = part11_listening.take_turns(engine, sequences=2)
+    assert len(listening) == len(silent) >= 5
+    assert [a - b for a, b in zip(listening, silent, strict=True)] == pytest.approx([5.0] * len(listening))
+    assert engine.steps < part11_listening.TOKENS, "nobody has ended"
+    assert engine.listeners, "it listens again"
