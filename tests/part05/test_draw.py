@@ -45,7 +45,10 @@ def drawn(probs) -> int:
     return draw(torch.tensor([probs]), [0], [0]).item()
 
 
-@pytest.mark.parametrize(("times", "first"), [((4, 2, 2), 2), ((1, 2, 8), 0), ((4, 0.5, 2), 1)])
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [((4, 2, 2), 2), ((1, 2, 8), 0), ((4, 0.5, 2), 1), ((8, 1, 4), 1), ((0.5, 4, 4), 0), ((1, 8, 9), 0)],
+)
 def test_the_first_to_arrive_is_drawn(noise, times, first):
     noise([times])
     arrivals = [time / share for time, share in zip(times, (0.25, 0.25, 0.5), strict=True)]
@@ -61,7 +64,8 @@ def test_a_token_without_probability_never_arrives(noise):
 
 def test_a_row_need_not_add_up_to_one(noise):
     noise([(4.0, 2.0, 2.0)])
-    assert drawn([0.025, 0.025, 0.05]) == 2, "a tenth of each probability: all arrive ten times later"
+    says = "a tenth of each probability: all arrive ten times later, and the first to arrive wins"
+    assert drawn([0.025, 0.025, 0.05]) == 2, says
 
 
 def test_each_row_asks_for_the_noise_of_its_own_seed_and_position(noise):
