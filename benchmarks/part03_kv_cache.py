@@ -170,7 +170,7 @@ def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
         for forward in forwards.values():
             forward(ids[:length])  # catches up on the tokens in between
         times: dict[str, list[float]] = {name: [] for name in forwards}
-        for name, forward in forwards.items():  # by itself: others' weights would push its own out of a cache
+        for name, forward in forwards.items():  # by itself: between others' steps, its own take longer
             for i in range(1, repeats + 1):
                 start = time.perf_counter()
                 forward(ids[: length + i])
