@@ -280,6 +280,21 @@ def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) ->
     return fixed | {"plain_step": plain_ms, "step_with_drafts": none_stands}, points
 
 
+def by_the_formula(figures: dict) -> dict[int, float]:
+    """By the number of drafts: the tokens per second that the article's formula says. How often a draft stands,
+    and the fixed cost of a step, are taken from one draft a step; the passes' times from the table.
+    """
+    ms, one = figures["ms"], figures["one"]
+    tokens = one["tokens_per_step"]["1 drafts"]
+    alpha = tokens - 1
+    fixed = 1000 * tokens / one["tokens_per_second"]["1 drafts"] - ms["rows_2"] - ms["draft"]
+    says = {}
+    for k in range(1, MOST + 1):
+        step = fixed + ms[f"rows_{k + 1}"] + k * ms["draft"]
+        says[k] = 1000 * sum(alpha**j for j in range(k + 1)) / step
+    return says
+
+
 def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     rows, figures = [], {}

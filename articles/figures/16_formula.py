@@ -3,23 +3,21 @@
 python articles/figures/16_formula.py      # writes 16_formula.svg, from part16_speculation.json
 """
 
+import sys
+from pathlib import Path
+
 from drawing import bare, plt, result, save
 
-MOST = 5  # drafts a step
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.part16_speculation import MOST, by_the_formula
 
 
 def main() -> None:
     figures = result("part16_speculation")["figures"]
-    ms, one = figures["ms"], figures["one"]
-    measured = {k: one["tokens_per_second"][f"{k} drafts"] for k in range(1, MOST + 1)}
-    # 1. From one draft a step: how often it stands, and what its step takes beyond its passes.
-    tokens = one["tokens_per_step"]["1 drafts"]
-    alpha = tokens - 1
-    fixed = 1000 * tokens / measured[1] - ms["rows_2"] - ms["draft"]
-    # 2. The others, from the passes' times alone.
+    one, predicted = figures["one"], by_the_formula(figures)
     drafts = range(1, MOST + 1)
-    steps = {k: fixed + ms[f"rows_{k + 1}"] + k * ms["draft"] for k in drafts}
-    predicted = {k: 1000 * sum(alpha**j for j in range(k + 1)) / steps[k] for k in drafts}
+    measured = {k: one["tokens_per_second"][f"{k} drafts"] for k in drafts}
 
     figure, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     ax.plot(drafts, predicted.values(), "o-", mfc="white", color="#0f766e", label="the formula, fitted at 1")
