@@ -281,8 +281,8 @@ def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) ->
 
 
 def by_the_formula(figures: dict) -> dict[int, float]:
-    """By the number of drafts: the tokens per second that the article's formula says. How often a draft stands,
-    and the fixed cost of a step, are taken from one draft a step; the passes' times from the table.
+    """By the number of drafts: the tokens per second that the article's formula says. How often a draft
+    stands, and the fixed cost of a step, are taken from one draft a step; the passes' times from the table.
     """
     ms, one = figures["ms"], figures["one"]
     tokens = one["tokens_per_step"]["1 drafts"]
