@@ -245,8 +245,19 @@ def test_article_and_notebook_agree(pair):
 
 @pytest.mark.parametrize(
     ("within", "article", "notebook", "agree"),
-    [(1, 31, 31, True), (1, 31, 32, False), (1.5, 2.6, 2.0, True), (1.5, 2.0, 3.1, False)],
+    [
+        (1, 31, 31, True),
+        (1, 31, 32, False),
+        (1.5, 2.6, 2.0, True),
+        (1.5, 2.0, 3.1, False),
+        (1.5, 3.1, 2.0, False),
+    ],
 )
 def test_what_is_counted_is_equal_and_what_is_timed_is_near(within, article, notebook, agree):
     pair = Pair("steps", "08", "a.b", "", within=within)
     assert (disagreement(pair, article, notebook) == "") is agree
+
+
+def test_a_disagreement_names_both_numbers_in_the_records_unit():
+    pair = Pair("share", "03", "a.b", "", 0.01, within=1.5)
+    assert disagreement(pair, 0.5, 80) == "share: the article has 0.5, the notebook 0.8"

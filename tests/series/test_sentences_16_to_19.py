@@ -97,7 +97,7 @@ def test_huge_pages_gain_six_percent_for_gpt2_and_a_round_of_int8_lost():
     gains = {row[0]: row[3] for row in read_record("part17_huge_pages")["tables"]["gain"]["rows"]}
     least, most = spread_of(gains.pop("storyteller, fp32"))
     assert least < 1 < most
-    assert all(float(cell.split()[0]) == pytest.approx(1.06, abs=0.01) for cell in gains.values())
+    assert all(1.05 < float(cell.split()[0]) < 1.075 for cell in gains.values())
     lost = [name for name, cell in gains.items() if spread_of(cell)[0] < 1]
     assert lost == ["GPT-2 124M, int8"]
 

@@ -105,18 +105,19 @@ class GrowingSteps:
     """Stands for an engine: each step takes longer than the one before, and 5 more with listeners."""
 
     def __init__(self, clock: list[float]) -> None:
-        self.listeners, self.scheduler = Listeners([Listener()]), SimpleNamespace(listeners=None)
-        self.clock, self.steps = clock, 0
+        self.listeners = Listeners([Listener()])
+        self.scheduler = SimpleNamespace(listeners=self.listeners)
+        self.clock, self.steps, self.requests = clock, 0, []
 
     def add_request(self, *request: object) -> None:
-        pass
+        self.requests.append(request)
 
     def has_unfinished_requests(self) -> bool:
         return False
 
     def step(self) -> None:
         self.steps += 1
-        assert self.scheduler.listeners in (None, self.listeners)
+        assert self.scheduler.listeners is self.listeners
         self.clock[0] += self.steps + (5 if self.listeners else 0)
 
 
@@ -128,4 +129,7 @@ def test_what_a_listener_costs_is_not_mixed_up_with_steps_that_grow(monkeypatch)
     assert len(listening) == len(silent) >= 5
     assert [a - b for a, b in zip(listening, silent, strict=True)] == pytest.approx([5.0] * len(listening))
     assert engine.steps < part11_listening.TOKENS, "nobody has ended"
+    assert part11_listening.TOKENS - engine.steps <= 2 * part11_listening.WINDOW, "room for no more windows"
+    assert [request[2].max_tokens for request in engine.requests] == [part11_listening.TOKENS] * 2
     assert engine.listeners, "it listens again"
+    assert engine.scheduler.listeners is engine.listeners

@@ -293,3 +293,21 @@ def test_it_says_within_what_the_machine_was_the_same(folder, monkeypatch, capsy
         with pytest.raises(SystemExit, match="False"):
             main()
     assert asked == [1.1, 1.3], "a tenth, where nobody says so"
+
+
+def test_a_record_that_the_benchmark_did_not_write_stays_as_it_was(folder):
+    untouched = '{"figures": "of another option"}'
+    (folder / "part99_x_other.json").write_text(untouched)
+    assert sat(folder, *STILL) is None
+    assert (folder / "part99_x_other.json").read_text() == untouched
+
+
+def test_a_record_of_another_benchmark_is_none_of_its_business(folder):
+    def run(benchmark: str) -> int:
+        (folder / "part98_x.json").write_text('{"figures": "meanwhile"}')
+        return 0
+
+    seen = iter(STILL)
+    sitting = Sitting(REFERENCE, 1.1, run=run, yardstick=lambda: next(seen), folder=folder)
+    assert sitting.sit("part99_x") is None
+    assert results(folder)["part98_x"] == {"figures": "meanwhile"}
